@@ -1,0 +1,1 @@
+"""config.toml: its schema, its reader, its rules, and the watch on the file."""
