@@ -1,0 +1,1 @@
+"""Finds, asks and installs the programs that Pannier runs: llama-server and llama-swap."""

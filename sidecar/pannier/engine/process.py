@@ -1,0 +1,158 @@
+"""Runs one program to its end: bounded in time, its whole process group gone afterwards.
+
+The output goes to a file, not to a pipe: a grandchild that keeps a pipe open (compilers do) would
+hold up the wait for the program itself, and a file is at the same time the log that a person can
+read when a build fails. The program leads its own session, so that a stop reaches what it started.
+
+Must not: interpret what a program prints.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import msgspec
+
+_T = TypeVar("_T")
+_KEPT = 1 << 20
+_POLL = 0.2
+_GRACE = 3.0
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How a program ended: `code` is negative for a signal, as in `subprocess`."""
+
+    code: int
+    output: str
+    timed_out: bool = False
+
+    def tail(self, lines: int = 12) -> str:
+        """The last lines that say something."""
+        kept = [line.rstrip() for line in self.output.splitlines() if line.strip()]
+        return "\n".join(kept[-lines:])
+
+    def reason(self) -> str:
+        """Why it did not end well, in words."""
+        if self.timed_out:
+            return "took too long and was stopped"
+        if "GLIBC_" in self.output and "not found" in self.output:
+            return "needs a newer C library (glibc) than this system has"
+        if self.code == -signal.SIGILL:
+            return "was built for another CPU (illegal instruction)"
+        if self.code < 0:
+            with contextlib.suppress(ValueError):
+                return f"was ended by {signal.Signals(-self.code).name}"
+            return f"was ended by signal {-self.code}"
+        return f"ended with exit code {self.code}"
+
+
+async def run(
+    argv: Sequence[str],
+    *,
+    seconds: float,
+    env: Mapping[str, str] | None = None,
+    log: Path | None = None,
+    on_line: Callable[[str], None] | None = None,
+    on_tick: Callable[[], None] | None = None,
+) -> Ended:
+    """Run *argv* for at most *seconds*; *on_line* hears each line, *on_tick* the passing of time.
+
+    Raises OSError when the program cannot be started at all.
+    """
+    with log.open("w+b") if log is not None else tempfile.TemporaryFile() as out:
+        reader = _Lines(out, on_line)
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=dict(env) if env is not None else None,
+            start_new_session=True,
+        )
+        waiter = asyncio.create_task(process.wait(), name=f"wait-{process.pid}")
+        try:
+            timed_out = await _watch(waiter, seconds, reader, on_tick)
+        finally:
+            # Also on cancel: nothing that we started goes on without us.
+            if not waiter.done():
+                await _end_group(process.pid, waiter)
+        reader.read(last=True)
+        return Ended(code=waiter.result(), output=reader.text(), timed_out=timed_out)
+
+
+async def in_thread(function: Callable[..., _T], *args: object) -> _T:
+    """`asyncio.to_thread` that is over when it returns, also on cancel.
+
+    What comes after may remove the files that the thread works on.
+    """
+    task = asyncio.create_task(asyncio.to_thread(function, *args))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+
+
+async def _watch(
+    waiter: asyncio.Task[int],
+    seconds: float,
+    reader: "_Lines",
+    on_tick: Callable[[], None] | None,
+) -> bool:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while not waiter.done():
+        left = deadline - loop.time()
+        if left <= 0:
+            return True
+        await asyncio.wait({waiter}, timeout=min(_POLL, left))
+        reader.read()
+        if on_tick is not None:
+            on_tick()
+    return False
+
+
+async def _end_group(pid: int, waiter: asyncio.Task[int]) -> None:
+    _signal_group(pid, signal.SIGTERM)
+    await asyncio.wait({waiter}, timeout=_GRACE)
+    _signal_group(pid, signal.SIGKILL)
+    await asyncio.wait({waiter})
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    # PermissionError: macOS says so for a group of which only zombies are left.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+class _Lines:
+    """Follows a file that somebody else writes; keeps the end of it."""
+
+    def __init__(self, file: BinaryIO, on_line: Callable[[str], None] | None) -> None:
+        self._file = file
+        self._on_line = on_line
+        self._at = 0
+        self._kept = b""
+        self._open = b""
+
+    def read(self, *, last: bool = False) -> None:
+        # pread leaves the offset alone: the writer shares it.
+        while chunk := os.pread(self._file.fileno(), 1 << 16, self._at):
+            self._at += len(chunk)
+            self._kept = (self._kept + chunk)[-_KEPT:]
+            if self._on_line is not None:
+                *lines, self._open = (self._open + chunk).replace(b"\r", b"\n").split(b"\n")
+                self._open = self._open[-4096:]
+                for line in lines:
+                    self._on_line(line.decode("utf-8", "replace"))
+        if last and self._open and self._on_line is not None:
+            self._on_line(self._open.decode("utf-8", "replace"))
+            self._open = b""
+
+    def text(self) -> str:
+        return self._kept.decode("utf-8", "replace")
