@@ -22,6 +22,7 @@ from pannier.config.shape import (
     Shape,
     describe,
     describe_value,
+    fields_of,
     is_table,
     quote,
     shapes,
@@ -31,9 +32,11 @@ from pannier.config.shape import (
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-def read_table(cls: type[Any], value: dict[str, Plain], path: Path, findings: Findings) -> Plain:
+def read_table(
+    cls: type[msgspec.Struct], value: dict[str, Plain], path: Path, findings: Findings
+) -> Plain:
     """Read a table with fixed keys; what could not be read holds its default or a stand-in."""
-    fields = msgspec.structs.fields(cls)
+    fields = fields_of(cls)
     known = [field.encode_name for field in fields]
     for key in value:
         if key not in known:
@@ -109,30 +112,33 @@ def _read_list(
 def _read_scalar(
     annotation: Annotation, shape: Shape, value: Plain, path: Path, findings: Findings
 ) -> Plain:
-    message = f"expected {describe(annotation)}, found {describe_value(value)}"
-    if shape.kind is Literal:
-        if value not in shape.choices:
-            hint = findings.nearest(value, shape.choices) or _type_hint(shapes(annotation), value)
-            findings.refuse("not-allowed", path, message, hint)
-            return UNSET
-    elif shape.kind in UNITS:
+    if shape.kind in UNITS:
         try:
             return shape.kind.parse(value)
         except ValueError as error:
             findings.refuse("bad-unit", path, f"{error}, found {describe_value(value)}")
             return UNSET
-    elif shape.kind is int:
-        too_small = shape.ge is not None and value < shape.ge
-        if too_small or (shape.le is not None and value > shape.le):
-            findings.refuse("out-of-range", path, message)
-            return UNSET
-    elif shape.kind is str:
-        if len(value) < (shape.min_length or 0):
-            findings.refuse("empty-text", path, 'expected text that is not empty, found ""')
-            return UNSET
-        if not _check_text(value, path, findings):
-            return UNSET
-    return value
+    if shape.kind is str and value:
+        return value if _check_text(value, path, findings) else UNSET
+    code, hint = None, None
+    if shape.kind is Literal and value not in shape.choices:
+        code = "not-allowed"
+        hint = findings.nearest(value, shape.choices) or _type_hint(shapes(annotation), value)
+    elif shape.kind is int and not _within(value, shape):
+        code = "out-of-range"
+    elif shape.kind is str and shape.min_length:
+        findings.refuse("empty-text", path, 'expected text that is not empty, found ""')
+        return UNSET
+    if code is None:
+        return value
+    message = f"expected {describe(annotation)}, found {describe_value(value)}"
+    findings.refuse(code, path, message, hint)
+    return UNSET
+
+
+def _within(value: int, shape: Shape) -> bool:
+    too_small = shape.ge is not None and value < shape.ge
+    return not too_small and (shape.le is None or value <= shape.le)
 
 
 def _check_text(text: str, path: Path, findings: Findings, what: str = "text") -> bool:
@@ -169,7 +175,7 @@ def _type_hint(options: tuple[Shape, ...], value: Plain) -> str | None:
             return "write it without quotes"
         if list in kinds:
             return f"write [{quote(value)}]"
-    elif str in kinds and not isinstance(value, list | dict):
+    elif str in kinds and int not in kinds and not isinstance(value, list | dict):
         return "put it in quotes"
     return None
 
@@ -178,7 +184,7 @@ def _stand_in(annotation: Annotation) -> Plain:
     """A value of the right kind, for checks that go on after one could not be read."""
     shape = shapes(annotation)[0]
     if is_table(shape.kind):
-        required = [field for field in msgspec.structs.fields(shape.kind) if field.required]
+        required = [field for field in fields_of(shape.kind) if field.required]
         return shape.kind(**{field.name: _stand_in(field.type) for field in required})
     if shape.kind is Literal:
         return shape.choices[0]

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from pannier.config.address import split_listen
+from pannier.config.json_schema import json_schema
 from pannier.config.units import Duration, Size
 
 __all__ = [
@@ -270,7 +271,4 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def schema_json() -> bytes:
     """The JSON Schema of config.toml (draft-07), as `pannier schema` prints it."""
-    # Imported here: the generator walks the structs above.
-    from pannier.config.json_schema import json_schema
-
     return msgspec.json.format(msgspec.json.encode(json_schema(Config)), indent=2) + b"\n"

@@ -7,6 +7,7 @@ annotation apart here: alternatives, their constraints, and the words for what i
 Must not: know any key by name.
 """
 
+import functools
 import types
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
@@ -39,19 +40,27 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     min_length: int | None = None
 
 
+@functools.cache
+def fields_of(cls: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """The fields of a table, which msgspec would gather anew for each table of a file."""
+    return msgspec.structs.fields(cls)
+
+
+@functools.cache
 def shapes(annotation: Annotation) -> tuple[Shape, ...]:
     """The alternatives of an annotation, in the order in which they are written."""
     return tuple(_walk(annotation, {}))
 
 
 def meta_of(annotation: Annotation) -> msgspec.Meta | None:
-    """What the schema says to people about a field."""
-    notes = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
-    return next((note for note in notes if isinstance(note, msgspec.Meta)), None)
+    """What the schema says to people about a field: the outermost note, which is the last."""
+    origin: Plain = get_origin(annotation)
+    note: Plain = get_args(annotation)[-1] if origin is Annotated else None
+    return note if isinstance(note, msgspec.Meta) else None
 
 
 def _walk(annotation: Annotation, limits: dict[str, Any]) -> Iterator[Shape]:
-    origin = get_origin(annotation)
+    origin: Plain = get_origin(annotation)
     if origin is Annotated:
         bare, *notes = get_args(annotation)
         for note in notes:
@@ -77,6 +86,7 @@ def is_table(kind: Annotation) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
+@functools.cache
 def describe(annotation: Annotation) -> str:
     """What the annotation allows, in words: `a whole number from 1 to 256`, `"auto" or "on"`."""
     parts = []
@@ -108,7 +118,7 @@ def _words(shape: Shape) -> str:
     if shape.kind in UNITS:
         return str(shape.kind.allowed)
     if is_table(shape.kind):
-        keys = [f.encode_name for f in msgspec.structs.fields(shape.kind)]
+        keys = [f.encode_name for f in fields_of(shape.kind)]
         return f"a table with {', '.join(keys)}" if len(keys) <= 4 else "a table"
     return f"a table of {describe(shape.inner)}"
 
@@ -120,7 +130,8 @@ def describe_value(value: object) -> str:
     if isinstance(value, str):
         return f"text {quote(value)}"
     if isinstance(value, int | float):
-        return f"the number {value if abs(value) < 10**30 else 'with too many digits'}"
+        long = isinstance(value, int) and abs(value) >= 10**30
+        return "a number with too many digits" if long else f"the number {value}"
     if isinstance(value, list):
         return "a list" if value else "an empty list"
     return "a table" if isinstance(value, dict) else "a date or time"

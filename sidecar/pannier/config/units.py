@@ -9,7 +9,7 @@ Must not: guess a unit, or round a size up (a reserve of "0.3GiB" is at most tha
 """
 
 import re
-from decimal import ROUND_DOWN, Decimal
+from fractions import Fraction
 from typing import ClassVar, Self
 
 _SIZE_UNITS = {
@@ -27,7 +27,7 @@ _SPELLINGS = {spelling: n for unit, n in _SIZE_UNITS.items() for spelling in (un
 _LARGEST_FIRST = sorted(_SIZE_UNITS.items(), key=lambda item: -item[1])
 _MILLISECONDS = {"h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 
-SIZE_PATTERN = r"^[0-9]{1,18}(\.[0-9]{1,9})? ?(" + "|".join(_SPELLINGS) + r")$"
+SIZE_PATTERN = r"^[0-9]{1,19}(\.[0-9]{1,9})? ?(" + "|".join(_SPELLINGS) + r")$"
 DURATION_PATTERN = "^" + "".join(
     rf"([0-9]{{1,9}}(\.[0-9]{{1,9}})?{unit})?" for unit in _MILLISECONDS
 )
@@ -45,13 +45,13 @@ class Size(int):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read "512MiB"; a fraction of a byte is dropped. Raises ValueError."""
-        match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?([A-Za-z]{1,3})", text, re.ASCII)
+        match = re.fullmatch(r"([0-9]{1,19}(?:\.[0-9]{1,9})?) ?([A-Za-z]{1,3})", text, re.ASCII)
         if match is None or match[2] not in _SPELLINGS:
             raise ValueError(f"expected {cls.allowed}; {cls.units}")
-        count = (Decimal(match[1]) * _SPELLINGS[match[2]]).to_integral_value(ROUND_DOWN)
+        count = int(Fraction(match[1]) * _SPELLINGS[match[2]])
         if count >= 2**63:
             raise ValueError("expected a size below 8 million TiB")
-        return cls(int(count))
+        return cls(count)
 
     def __str__(self) -> str:
         """The same number of bytes in the largest unit that divides it."""
@@ -76,9 +76,9 @@ class Duration(float):
         match = re.fullmatch(DURATION_PATTERN, text, re.ASCII) if text else None
         if match is None:
             raise ValueError(f"expected {cls.allowed}; {cls.units}")
-        total = Decimal(0)
+        total = Fraction(0)
         for part in re.findall(r"([0-9.]+)(h|ms|m|s)", text):
-            total += Decimal(part[0]) * _MILLISECONDS[part[1]]
+            total += Fraction(part[0]) * _MILLISECONDS[part[1]]
         return cls(int(total) / 1000)
 
     def __str__(self) -> str:
