@@ -144,7 +144,7 @@ class Builder(msgspec.Struct, frozen=True, kw_only=True):
             raise EngineError(f"`{command}` cannot be started: {error.strerror}") from error
         if ended.code != 0:
             raise EngineError(
-                f"`{command}` {ended.reason()}:\n{ended.tail() or 'it said nothing'}",
+                f"`{command}` {ended.reason()}:\n{ended.telling() or 'it said nothing'}",
                 hint=f"its whole output is in {log}",
             )
         log.unlink(missing_ok=True)

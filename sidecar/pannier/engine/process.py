@@ -10,6 +10,7 @@ Must not: interpret what a program prints.
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,8 @@ from typing import BinaryIO, TypeVar
 import msgspec
 
 _T = TypeVar("_T")
-_KEPT = 1 << 20
+_ERROR = re.compile(r"\berror:|CMake Error|undefined reference|No space left", re.IGNORECASE)
+_KEPT = 8 << 20
 _POLL = 0.2
 _GRACE = 3.0
 
@@ -35,6 +37,19 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
         """The last lines that say something."""
         kept = [line.rstrip() for line in self.output.splitlines() if line.strip()]
         return "\n".join(kept[-lines:])
+
+    def telling(self, lines: int = 12) -> str:
+        """The lines that say what went wrong: from the first error on, and the end.
+
+        A build tool reports a failed tool that reports a failed compiler; its last lines are about
+        itself.
+        """
+        kept = [line.rstrip() for line in self.output.splitlines() if line.strip()]
+        first = next((at for at, line in enumerate(kept) if _ERROR.search(line)), None)
+        if first is None or first >= len(kept) - lines:
+            return self.tail(lines)
+        start = max(0, first - 2)
+        return "\n".join([*kept[start : start + lines - 3], "…", *kept[-2:]])
 
     def reason(self) -> str:
         """Why it did not end well, in words."""
