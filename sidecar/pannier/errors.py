@@ -17,8 +17,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """One finding in a file that a person wrote.
 
     `code` is stable and machine readable ("unknown-key"), `where` the key path
-    ("models.qwen3-8b.role"), `line` the 1-based line of that key in the file, `message` says what was
-    found and what is allowed, `hint` what to do.
+    ("models.qwen3-8b.role"), `line` the 1-based line of that key in the file, `message` says what
+    was found and what is allowed, `hint` what to do.
     """
 
     code: str

@@ -1,0 +1,1 @@
+"""Model files: what there is on disk, and what is inside."""

@@ -1,0 +1,1 @@
+"""The decision which model runs where, as pure functions."""

@@ -1,0 +1,1 @@
+"""How far a load is: reports in, progress out."""

@@ -1,0 +1,1 @@
+"""From a plan to what is started: command lines and llama-swap configs."""

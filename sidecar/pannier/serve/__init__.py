@@ -1,0 +1,1 @@
+"""The HTTP side: routes over an immutable snapshot."""

@@ -1,0 +1,108 @@
+"""Asks llama-server which devices it can use: its answer is the truth about what can be planned on.
+
+`llama-server --list-devices` is the only source that knows the engine's own labels, AMD, Intel,
+Apple and RPC devices. On CUDA it makes a context for a moment, so it is asked at start and on
+reload, not in a loop. No answer is "unknown", never "no GPU".
+
+Must not: plan, or keep anything.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pannier.devices.inventory import Device, HostMemory, Inventory, backend_of, from_engine
+
+PROBE_SECONDS = 20.0
+"""A cold CUDA driver takes some seconds to start; a hung one must not hold Pannier up."""
+
+_MIB = 1024 * 1024
+_LINE = re.compile(
+    r"^\s+(?P<label>\S+): (?P<name>.*) \((?P<total>\d+) MiB, (?P<free>\d+) MiB free\)"
+)
+
+
+def parse_device_list(text: str) -> tuple[Device, ...] | None:
+    """The devices in the output of `--list-devices`, or None when it is not such an output."""
+    _, found, listing = text.partition("Available devices:")
+    if not found:
+        return None
+    devices: list[Device] = []
+    for line in listing.splitlines():
+        match = _LINE.match(line)
+        if match:
+            devices.append(
+                Device(
+                    index=len(devices),
+                    backend=backend_of(match["label"]),
+                    label=match["label"],
+                    name=match["name"],
+                    total=int(match["total"]) * _MIB,
+                    free=int(match["free"]) * _MIB,
+                )
+            )
+    return tuple(devices)
+
+
+def host_memory(meminfo: Path = Path("/proc/meminfo")) -> HostMemory:
+    """RAM by /proc/meminfo; zeros on systems without it."""
+    try:
+        lines = meminfo.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return HostMemory()
+    kib = {
+        key: int(rest.split()[0])
+        for key, _, rest in (line.partition(":") for line in lines)
+        if rest
+    }
+    return HostMemory(
+        total=kib.get("MemTotal", 0) * 1024, available=kib.get("MemAvailable", 0) * 1024
+    )
+
+
+async def probe(
+    llama_server: str,
+    *,
+    rpc: Sequence[str] = (),
+    env: Mapping[str, str],
+    seconds: float = PROBE_SECONDS,
+) -> Inventory:
+    """The inventory as the engine sees it with the fleet's environment. Never raises."""
+    argv = [llama_server, "--list-devices"]
+    if rpc:
+        argv[1:1] = ["--rpc", ",".join(rpc)]
+    memory = host_memory()
+    try:
+        output = await _output(argv, env, seconds)
+    except (OSError, TimeoutError) as error:
+        reason = str(error) or f"no answer within {seconds:.0f} s"
+        return from_engine(None, memory, (f"the engine did not list its devices: {reason}",))
+    listed = parse_device_list(output)
+    if listed is None:
+        last = output.strip().splitlines()[-1:] or ["no output"]
+        return from_engine(None, memory, (f"the engine did not list its devices: {last[0]}",))
+    return from_engine(listed, memory)
+
+
+async def _output(argv: Sequence[str], env: Mapping[str, str], seconds: float) -> str:
+    """What a program prints; it and whatever it started are gone afterwards."""
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        env=dict(env),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(seconds):
+            out, _ = await process.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+    return out.decode(errors="replace")

@@ -1,0 +1,135 @@
+"""From the bytes of config.toml to everything that is run: one straight line, nothing kept.
+
+Used by `serve` at start and at every reload, by `check` and by `plan`, so that what is checked,
+what is shown and what runs cannot differ. It reads, asks the engine and plans; whatever is wrong
+comes out as a ConfigError before anything running is touched.
+
+Must not: start, stop or remember anything but the answers of the engine, which cost seconds.
+"""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from pannier.config.load import parse
+from pannier.config.read_file import read_keys
+from pannier.config.schema import Config
+from pannier.devices.engine_probe import probe
+from pannier.devices.inventory import Inventory
+from pannier.engine.locate import Program, find_llama_server, find_llama_swap, probe_llama_server
+from pannier.errors import ConfigError, EngineError, Problem
+from pannier.fleet.host import HostKind, choose_host
+from pannier.gguf.files import find_files
+from pannier.gguf.model_files import ModelFiles
+from pannier.plan.placement import Plan, make_plan
+from pannier.render.argv import EngineFlavour
+from pannier.render.groups import render_plan
+from pannier.render.llama_swap import GroupLaunch
+from pannier.serve.security import Access, access_of
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A config that can be run: all decisions made, nothing started."""
+
+    config: Config
+    access: Access
+    host: HostKind
+    llama_swap: str | None
+    inventory: Inventory
+    files: dict[str, ModelFiles]
+    plan: Plan
+    groups: dict[str, GroupLaunch]
+    missing: tuple[str, ...]
+
+
+class Preparer:
+    """Prepares configs of one path. Keeps what the engine answered until its question changes."""
+
+    def __init__(self, path: Path, env: Mapping[str, str], launcher: tuple[str, ...]) -> None:
+        self._base = path.absolute().parent
+        self._env = dict(env)
+        self._launcher = launcher
+        self._asked: tuple[object, ...] = ()
+        self._inventory = Inventory()
+        self._flavour = EngineFlavour(path="llama-server")
+
+    async def prepare(self, data: bytes) -> Prepared:
+        """Everything that follows from this content. Raises ConfigError with all its problems."""
+        config = parse(data)
+        client_keys, admin_keys = await asyncio.to_thread(read_keys, config.server, self._base)
+        server, swap = self._find_engines(config)
+        await self._ask_engine(config, server)
+        host = choose_host(config.engine.host, swap.path if swap else None)
+        program = swap.path if swap and host == "llama-swap" else None
+        files = await asyncio.to_thread(find_files, config, self._base)
+        plan = make_plan(config, self._inventory, files)
+        groups, problems = render_plan(
+            plan,
+            config,
+            files,
+            self._flavour,
+            host=" ".join(filter(None, (host, program))),
+            launcher=self._launcher,
+        )
+        if problems:
+            raise ConfigError(problems)
+        return Prepared(
+            config=config,
+            access=access_of(config.server, client_keys, admin_keys),
+            host=host,
+            llama_swap=program,
+            inventory=self._inventory,
+            files={instance.id: files[instance.model] for instance in plan.instances},
+            plan=plan,
+            groups=groups,
+            missing=tuple(path for each in files.values() for path in each.missing),
+        )
+
+    def _find_engines(self, config: Config) -> tuple[Program, Program | None]:
+        problems = []
+        server = swap = None
+        try:
+            server = find_llama_server(config.engine.llama_server, base=self._base)
+            if server is None:
+                problems.append(_missing("llama_server", "llama-server is not installed"))
+        except EngineError as error:
+            problems.append(_missing("llama_server", error.message, error.hint))
+        try:
+            swap = find_llama_swap(config.engine.llama_swap, base=self._base)
+            if swap is None and config.engine.host == "llama-swap":
+                problems.append(_missing("host", "it is llama-swap, which is not installed"))
+        except EngineError as error:
+            problems.append(_missing("llama_swap", error.message, error.hint))
+        if server is None or problems:
+            raise ConfigError(problems)
+        return server, swap
+
+    async def _ask_engine(self, config: Config, server: Program) -> None:
+        """Flavour and devices. Asked again only when the answer could be another one."""
+        status = await asyncio.to_thread(os.stat, server.path)
+        env = {**self._env, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", **config.engine.env}
+        asked = (
+            server.path,
+            status.st_size,
+            status.st_mtime_ns,
+            config.engine.rpc,
+            sorted(env.items()),
+        )
+        if asked == self._asked:
+            return
+        try:
+            _, features = await probe_llama_server(server.path)
+        except EngineError as error:
+            raise ConfigError([_missing("llama_server", error.message, error.hint)]) from error
+        self._flavour = EngineFlavour(path=server.path, load_mode=features.load_mode)
+        self._inventory = await probe(server.path, rpc=config.engine.rpc, env=env)
+        self._asked = asked
+
+
+def _missing(
+    key: str, message: str, hint: str | None = "`pannier engine install` gets it"
+) -> Problem:
+    return Problem(code="engine", where=f"engine.{key}", message=message, hint=hint)

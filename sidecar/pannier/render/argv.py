@@ -1,0 +1,124 @@
+"""instance -> the command line and environment of its llama-server. Pure.
+
+Everything that decides memory is written out (context, slots, batch, cache types, prompt cache,
+checkpoints), so that llama-server has nothing left to guess: `-fit on` and an absent `-np` change
+sizes behind the planner's back. What a person writes in `args` comes last but for the address and
+wins, as llama-server takes the last of two equal flags.
+
+The launch has no port (spec SC-6): two launches are equal when they would run the same engine, on
+whatever port they are started.
+
+Must not: choose anything that the plan has not chosen.
+"""
+
+import msgspec
+
+from pannier.config.schema import Config, KvPair, Model
+from pannier.gguf.model_files import ModelFiles
+from pannier.plan.placement import Instance, Plan
+from pannier.plan.roles import ROLES
+from pannier.render.flags import HOST_ADDRESS
+
+PROMPT_CACHE_MIB = 0
+"""`--cache-ram`: the default is 8192 MiB of host RAM per process, behind anyone's plan."""
+
+CHECKPOINTS = 4
+"""`--ctx-checkpoints` per slot: the default of 32 costs host RAM on SWA and recurrent models."""
+
+
+class EngineFlavour(msgspec.Struct, frozen=True, kw_only=True):
+    """What the installed llama-server understands, where builds differ."""
+
+    path: str
+    load_mode: bool = True
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """How one instance is started, but for its port."""
+
+    instance: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    ttl_s: float
+    preload: bool
+    load_timeout_s: int
+    file_bytes: int
+    devices: tuple[str, ...]
+
+
+def make_launch(
+    instance: Instance, config: Config, files: ModelFiles, engine: EngineFlavour, plan: Plan
+) -> Launch:
+    """The launch of one instance of the plan."""
+    model = config.models[instance.model]
+    argv = [engine.path, "-m", files.path, "--alias", instance.id]
+    argv += _context_flags(instance, model)
+    argv += _device_flags(instance, model, config, plan)
+    argv += _load_flags(files, engine)
+    argv += ROLES[model.role].engine_flags
+    argv += ["--no-ui", "--offline"]
+    argv += [*config.engine.args, *model.args, "--host", HOST_ADDRESS]
+    return Launch(
+        instance=instance.id,
+        argv=tuple(argv),
+        # One order of cards for everybody: NVML's. CUDA's own default is by speed.
+        env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **config.engine.env, **model.env},
+        ttl_s=float(model.ttl),
+        preload=model.preload,
+        load_timeout_s=instance.load_timeout_s,
+        file_bytes=instance.file_bytes,
+        devices=instance.devices,
+    )
+
+
+def _context_flags(instance: Instance, model: Model) -> list[str]:
+    """`-c` is the sum over the slots: with an explicit `-np` llama-server divides it among them."""
+    batch, ubatch = model.batch, model.ubatch
+    if ROLES[model.role].pooled:
+        # One input must fit one physical batch, else the request is refused.
+        batch = ubatch = min(instance.context, max(batch, ubatch))
+    kv = model.kv_type
+    kv_k, kv_v = (kv.k, kv.v) if isinstance(kv, KvPair) else (kv, kv)
+    return [
+        *("-c", str(instance.context * instance.slots)),
+        *("-np", str(instance.slots)),
+        *("-b", str(batch), "-ub", str(ubatch)),
+        *("-ctk", kv_k, "-ctv", kv_v),
+        *("-fa", model.flash_attention),
+        *("--cache-ram", str(PROMPT_CACHE_MIB)),
+        *("--ctx-checkpoints", str(CHECKPOINTS)),
+    ]
+
+
+def _device_flags(instance: Instance, model: Model, config: Config, plan: Plan) -> list[str]:
+    """Which devices are used. A device that shall hold nothing is left out, never given a zero."""
+    flags = ["--rpc", ",".join(config.engine.rpc)] if config.engine.rpc else []
+    if not instance.devices:
+        return (
+            [*flags, "-dev", "none", "-ngl", "0", "-fit", "off"]
+            if plan.devices
+            else ["-fit", "off"]
+        )
+    flags += ["-dev", ",".join(instance.devices)]
+    if len(instance.devices) > 1:
+        shares = instance.tensor_split or tuple(1 for _ in instance.devices)
+        flags += ["-sm", "layer", "-ts", ",".join(map(str, shares))]
+    if model.cpu_moe == "all":
+        flags += ["--cpu-moe"]
+    elif model.cpu_moe != "auto":
+        flags += ["--n-cpu-moe", str(model.cpu_moe)]
+    if instance.id in plan.tight and model.gpu_layers == "auto":
+        # It does not fit whole: llama-server itself moves layers to RAM until it does.
+        return [*flags, "-fit", "on"]
+    layers = "all" if model.gpu_layers == "auto" else str(model.gpu_layers)
+    return [*flags, "-ngl", layers, "-fit", "off"]
+
+
+def _load_flags(files: ModelFiles, engine: EngineFlavour) -> list[str]:
+    """Without mmap the progress is linear in time, and a load to devices was faster when cold."""
+    flags = ["--load-mode", "none"] if engine.load_mode else ["--no-mmap"]
+    if files.projector:
+        flags += ["--mmproj", files.projector]
+    if files.draft:
+        flags += ["-md", files.draft]
+    return flags

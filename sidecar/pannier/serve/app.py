@@ -1,0 +1,45 @@
+"""The routes of Pannier on one aiohttp application.
+
+A table: which path is answered by which handler. Order of the middlewares: errors outermost, so
+that a refusal has OpenAI's shape too, then who may talk to us.
+
+Must not: hold logic; each handler lives with its subject.
+"""
+
+import aiohttp
+from aiohttp import web
+
+from pannier.progress.hub import Latest
+from pannier.serve.errors import openai_errors
+from pannier.serve.forward import MAX_BODY, ROUTES, Forwarder, Lend
+from pannier.serve.openai import OpenAiRoutes
+from pannier.serve.readiness import ReadinessRoutes
+from pannier.serve.security import Gate, guard
+from pannier.serve.snapshot import Snapshot
+
+
+def make_app(
+    snapshots: Latest[Snapshot], lend: Lend, session: aiohttp.ClientSession, gate: Gate
+) -> web.Application:
+    """The application; the caller owns the session and the runner."""
+    app = web.Application(client_max_size=MAX_BODY, middlewares=[openai_errors, guard(gate)])
+    readiness = ReadinessRoutes(snapshots)
+    models = OpenAiRoutes(snapshots)
+    forwarder = Forwarder(session, models.choose, lend)
+    get = app.router.add_get
+    get("/v1/models", models.models)
+    get("/v1/models/{model:.+}", models.model)
+    get("/v1/readiness", readiness.everything)
+    get("/v1/readiness/events", readiness.events)
+    get("/v1/readiness/{model:.+}", readiness.one)
+    get("/livez", readiness.livez)
+    get("/readyz", readiness.readyz)
+    get("/healthz", readiness.readyz)
+    for path in ROUTES:
+        app.router.add_post(path, forwarder.handle)
+
+    async def close_streams(app: web.Application) -> None:
+        await readiness.close()
+
+    app.on_shutdown.append(close_streams)
+    return app

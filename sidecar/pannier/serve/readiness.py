@@ -1,0 +1,221 @@
+"""`/v1/readiness`, its event stream, and the probes: how far everything is.
+
+All of it comes from the latest snapshot; nothing here asks a process. Each subscriber keeps its own
+pace: it compares the rows of the moment with those it sent last, so a slow one skips and holds up
+nobody.
+
+Must not: start or load anything (spec V-2).
+"""
+
+import asyncio
+import contextlib
+
+import msgspec
+from aiohttp import web
+
+from pannier.progress.hub import Latest
+from pannier.serve.errors import ApiError
+from pannier.serve.forward import sse_response
+from pannier.serve.rows import Row, row, rows, wanted_ready
+from pannier.serve.snapshot import Snapshot
+
+KEEP_ALIVE_S = 10.0
+WRITE_S = 20.0
+"""A reader that takes nothing for this long is let go."""
+
+LONGEST_WAIT_S = 1800.0
+MOST_SUBSCRIBERS = 64
+
+_TICK_S = 1.0
+"""While a model loads its elapsed and remaining seconds change without any event."""
+
+
+def reply(value: object, status: int = 200) -> web.Response:
+    """A JSON answer of ours."""
+    return web.Response(
+        status=status,
+        body=msgspec.json.encode(value),
+        content_type="application/json",
+        headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"},
+    )
+
+
+def listing(snapshot: Snapshot, now: float) -> dict[str, object]:
+    """The whole list, in the shape of `GET /v1/readiness`."""
+    return {
+        "object": "list",
+        "ready": all(wanted_ready(snapshot, model) for model in snapshot.config.models),
+        "generation": snapshot.generation,
+        "host": snapshot.host,
+        "config": snapshot.status,
+        "data": rows(snapshot, now),
+    }
+
+
+class ReadinessRoutes:
+    """The handlers; they share the latest snapshot and a count of subscribers."""
+
+    def __init__(self, snapshots: Latest[Snapshot]) -> None:
+        self._snapshots = snapshots
+        self._subscribers: set[asyncio.Task[None]] = set()
+
+    async def everything(self, request: web.Request) -> web.Response:
+        """GET /v1/readiness."""
+        return reply(listing(self._snapshots.value, _now()))
+
+    async def one(self, request: web.Request) -> web.Response:
+        """GET /v1/readiness/{model}?wait=SECONDS: at once, or when it is ready or has failed."""
+        end = _now() + _seconds(request)
+        while True:
+            version, snapshot = self._snapshots.version, self._snapshots.value
+            model = snapshot.model_of(request.match_info["model"])
+            if model is None:
+                name = request.match_info["model"]
+                raise ApiError(404, f"there is no model {name!r}", code="model_not_found")
+            found = row(snapshot, model, _now())
+            left = end - _now()
+            if left <= 0 or found.state in ("ready", "failed", "not_installed", "unplaceable"):
+                return reply(found)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._snapshots.newer(version)
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """GET /v1/readiness/events: a snapshot, then each row that changes."""
+        if len(self._subscribers) >= MOST_SUBSCRIBERS:
+            raise ApiError(503, "too many event streams are open", code="busy", retry_after_s=10)
+        response = sse_response()
+        await response.prepare(request)
+        # A task of its own, so that a shutdown can end the stream without cancelling the handler.
+        task = asyncio.create_task(self._send_events(response), name="readiness events")
+        self._subscribers.add(task)
+        try:
+            await asyncio.wait({task})
+        finally:
+            self._subscribers.discard(task)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        with contextlib.suppress(ConnectionError):
+            await response.write_eof()
+        return response
+
+    async def close(self) -> None:
+        """Ends all event streams: aiohttp would wait for them at shutdown."""
+        for task in self._subscribers:
+            task.cancel()
+
+    async def _send_events(self, response: web.StreamResponse) -> None:
+        stream = _EventStream(response)
+        version, snapshot = self._snapshots.version, self._snapshots.value
+        await stream.send("snapshot", listing(snapshot, _now()))
+        sent = {each.id: each for each in rows(snapshot, _now())}
+        told = _config_key(snapshot)
+        spoke = _now()
+        while True:
+            loading = any(each.state == "loading" for each in sent.values())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S if loading else KEEP_ALIVE_S):
+                    await self._snapshots.newer(version)
+            version, snapshot = self._snapshots.version, self._snapshots.value
+            before = stream.count
+            if _config_key(snapshot) != told:
+                told = _config_key(snapshot)
+                await stream.send("config", listing(snapshot, _now()))
+                sent = {each.id: each for each in rows(snapshot, _now())}
+            for each in rows(snapshot, _now()):
+                if _news(sent.get(each.id), each):
+                    sent[each.id] = each
+                    await stream.send("model", each)
+            if stream.count != before:
+                spoke = _now()
+            elif _now() - spoke >= KEEP_ALIVE_S:
+                spoke = _now()
+                await stream.comment("keep-alive")
+
+    async def livez(self, request: web.Request) -> web.Response:
+        """GET /livez: the loop runs. Says nothing about models."""
+        return web.Response(text="ok\n")
+
+    async def readyz(self, request: web.Request) -> web.Response:
+        """GET /readyz: 200 when the config is applied and every wanted model is ready."""
+        snapshot = self._snapshots.value
+        conditions = _conditions(snapshot, verbose="verbose" in request.query)
+        good = all(ok for ok, needed, _ in conditions if needed)
+        lines = [f"[{'+' if ok else '-'}] {text}" for ok, _, text in conditions]
+        body = "\n".join((*lines, "ready" if good else "not ready")) + "\n"
+        if "verbose" not in request.query:
+            body = "ok\n" if good else "not ready\n"
+        return web.Response(status=200 if good else 503, text=body)
+
+
+class _EventStream:
+    """Writes events with rising ids; a reader that is stuck raises TimeoutError."""
+
+    def __init__(self, response: web.StreamResponse) -> None:
+        self._response = response
+        self.count = 0
+
+    async def send(self, event: str, value: object) -> None:
+        self.count += 1
+        payload = msgspec.json.encode(value).decode()
+        await self._write(f"id: {self.count}\nevent: {event}\ndata: {payload}\n\n")
+
+    async def comment(self, text: str) -> None:
+        await self._write(f": {text}\n\n")
+
+    async def _write(self, text: str) -> None:
+        async with asyncio.timeout(WRITE_S):
+            await self._response.write(text.encode())
+
+
+def _news(before: Row | None, after: Row) -> bool:
+    """Whether a row is worth an event: seconds alone count once a second, by the caller's tick."""
+    if before is None or before.state != after.state or after.state == "loading":
+        return before != after
+    still = {"elapsed_s": None, "eta_s": None}
+    return msgspec.structs.replace(before, **still) != msgspec.structs.replace(after, **still)
+
+
+def _config_key(snapshot: Snapshot) -> tuple[object, ...]:
+    return (snapshot.generation, snapshot.status)
+
+
+def _conditions(snapshot: Snapshot, *, verbose: bool) -> list[tuple[bool, bool, str]]:
+    """Conditions as (holds, is needed for ready, text).
+
+    A broken edit is shown and does not make Pannier unready: what was running goes on.
+    """
+    found: list[tuple[bool, bool, str]] = []
+    problems = snapshot.status.problems
+    text = (
+        "config: applied" if not problems else f"config: {len(problems)} problems in the last save"
+    )
+    found.append((not problems, False, text))
+    found += [(False, False, f"config: {problem.text()}") for problem in problems if verbose]
+    found.append((not snapshot.stopping, True, "running" if not snapshot.stopping else "stopping"))
+    for model in snapshot.config.models:
+        shown = row(snapshot, model, 0.0)
+        because = f": {shown.error.message}" if shown.error else ""
+        ok = wanted_ready(snapshot, model)
+        found.append((ok, True, f"model {model}: {shown.state}{because}"))
+    return found
+
+
+def _seconds(request: web.Request) -> float:
+    text = request.query.get("wait", "0")
+    try:
+        wait = float(text)
+    except ValueError:
+        wait = -1.0
+    if not 0.0 <= wait <= LONGEST_WAIT_S:
+        raise ApiError(
+            400,
+            f"wait is {text!r}; allowed: 0 to {LONGEST_WAIT_S:.0f} seconds",
+            code="bad_wait",
+            param="wait",
+        )
+    return wait
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,43 @@
+"""Everything that HTTP answers are made from, as one immutable value. Pure.
+
+The service publishes a new one after every change; a handler takes the latest and needs nothing
+else, so that no answer mixes two moments and none of them asks a process.
+
+Must not: hold anything live.
+"""
+
+import msgspec
+
+from pannier.config.schema import Config
+from pannier.errors import Problem
+from pannier.fleet.view import FleetView
+from pannier.plan.placement import Plan
+
+
+class ConfigStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The config file as it was read last; `loaded_at` is wall time, seconds since 1970."""
+
+    path: str
+    loaded_at: float
+    problems: tuple[Problem, ...] = ()
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One moment of Pannier. `generation` rises by one with every config that is applied."""
+
+    generation: int
+    host: str
+    status: ConfigStatus
+    config: Config
+    plan: Plan
+    fleet: FleetView = FleetView()
+    stopping: bool = False
+
+    def model_of(self, name: str) -> str | None:
+        """The model that a client means by an id or an alias."""
+        if name in self.config.models:
+            return name
+        for model_id, model in self.config.models.items():
+            if name in model.aliases:
+                return model_id
+        return None

@@ -1,0 +1,303 @@
+"""The composition root: builds everything, keeps it in step, and takes it down again.
+
+Three tasks and a server: the watcher hints, the reloader prepares and applies, the mirror copies
+what the fleet does into the snapshot that HTTP answers from. A reload validates and plans
+completely before it touches anything; one that fails changes nothing but the problems that are
+shown.
+
+Must not: hold a rule of its own. What is decided here is only order.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from pannier.config.read_file import read_settled
+from pannier.config.schema import split_listen
+from pannier.config.watch import Signature, hints
+from pannier.errors import ConfigError, PannierError, Problem
+from pannier.fleet.host import Workplace, launcher_command
+from pannier.fleet.loop import RELOAD_DRAIN_S, Desired, Fleet
+from pannier.fleet.ports import Ports
+from pannier.fleet.process import child_environment
+from pannier.fleet.store import hold, runtime_folder, state_folder
+from pannier.progress.hub import Latest
+from pannier.reload import Prepared, Preparer
+from pannier.serve.app import make_app
+from pannier.serve.forward import upstream_session
+from pannier.serve.security import Gate
+from pannier.serve.snapshot import ConfigStatus, Snapshot
+
+log = logging.getLogger("pannier")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What `serve` is told on its command line."""
+
+    config: Path
+    state: Path | None = None
+    drain_s: float = RELOAD_DRAIN_S
+
+
+class Service:
+    """A running Pannier. Made by `running`."""
+
+    def __init__(self, path: Path, prepared: Prepared, preparer: Preparer, fleet: Fleet) -> None:
+        self._path = path
+        self._preparer = preparer
+        self._fleet = fleet
+        self._wanted = asyncio.Event()
+        self._prepared = prepared
+        self._content = b""
+        self.gate = Gate(prepared.access)
+        self.listen = prepared.config.server.listen
+        self.address = self.listen
+        self.snapshots = Latest(
+            Snapshot(
+                generation=0,
+                host=prepared.host,
+                status=ConfigStatus(path=str(path), loaded_at=time.time()),
+                config=prepared.config,
+                plan=prepared.plan,
+            )
+        )
+
+    def reload(self) -> None:
+        """Asks for a reading of the config; one that runs already is followed by another."""
+        self._wanted.set()
+
+    def start(self, content: bytes) -> None:
+        """Applies the first config."""
+        self._content = content
+        self._apply(self._prepared)
+
+    async def watch(self) -> None:
+        """The task that asks for a reload when the file may have changed or a model came."""
+        async for _ in hints(self._path, also=self._missing_files):
+            self.reload()
+
+    def _missing_files(self) -> Signature:
+        return tuple(path for path in self._prepared.missing if Path(path).exists())
+
+    async def reloader(self) -> None:
+        """The task that reloads: one after the other, and the last edit always wins."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            await self._reload()
+
+    async def _reload(self) -> None:
+        try:
+            content = await read_settled(self._path)
+            if content == self._content and not self._files_changed():
+                self._show_problems(())
+                return
+            prepared = await self._preparer.prepare(content)
+        except ConfigError as error:
+            self._show_problems(error.problems)
+            return
+        self._content = content
+        self._apply(prepared)
+
+    def _files_changed(self) -> bool:
+        return bool(self._missing_files())
+
+    def _apply(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+        self.gate.access = prepared.access
+        self._fleet.apply(
+            Desired(prepared.groups, prepared.files, prepared.host, prepared.llama_swap)
+        )
+        problems = self._needs_restart(prepared)
+        before = self.snapshots.value
+        generation = before.generation + 1
+        plan = msgspec.structs.replace(prepared.plan, generation=generation)
+        self.snapshots.publish(
+            msgspec.structs.replace(
+                before,
+                generation=generation,
+                host=prepared.host,
+                status=ConfigStatus(path=str(self._path), loaded_at=time.time(), problems=problems),
+                config=prepared.config,
+                plan=plan,
+            )
+        )
+        count = len(prepared.config.models)
+        log.info(
+            "config applied, generation %d: %d models, host %s", generation, count, prepared.host
+        )
+        for reason in plan.reasons:
+            log.info("plan: %s", reason)
+
+    def _needs_restart(self, prepared: Prepared) -> tuple[Problem, ...]:
+        wanted = prepared.config.server.listen
+        if wanted == self.listen:
+            return ()
+        message = f"it is {wanted} now; until a restart Pannier stays on {self.listen}"
+        return (Problem(code="needs-restart", where="server.listen", message=message),)
+
+    def _show_problems(self, problems: tuple[Problem, ...]) -> None:
+        before = self.snapshots.value
+        problems = problems or self._needs_restart(self._prepared)
+        if before.status.problems == problems:
+            return
+        if any(problem.code != "needs-restart" for problem in problems):
+            log.error("the config was not applied; what runs goes on as before")
+        for problem in problems:
+            log.error("%s", problem.text(str(self._path)))
+        status = msgspec.structs.replace(before.status, problems=problems)
+        self.snapshots.publish(msgspec.structs.replace(before, status=status))
+
+    async def mirror(self) -> None:
+        """The task that copies the fleet's view into the snapshot."""
+        version = -1
+        while True:
+            view = await self._fleet.view.newer(version)
+            version = self._fleet.view.version
+            self.snapshots.publish(msgspec.structs.replace(self.snapshots.value, fleet=view))
+
+    def busy(self) -> int:
+        """Requests that are being answered or wait."""
+        groups = self._fleet.view.value.groups
+        return sum(each.inflight + each.asked for group in groups for each in group.instances)
+
+    def stop_now(self) -> None:
+        """Ends running answers."""
+        self._fleet.stop_now()
+
+    def stopping(self) -> None:
+        """From now on no new request is taken."""
+        self.snapshots.publish(msgspec.structs.replace(self.snapshots.value, stopping=True))
+
+
+@contextlib.asynccontextmanager
+async def running(options: Options) -> AsyncIterator[Service]:
+    """A Pannier that serves for as long as the block runs, and leaves nothing behind.
+
+    Raises ConfigError, StoreError, or PannierError for a listen address that cannot be used.
+    """
+    state = (options.state or state_folder(os.environ, Path.home())).absolute()
+    with hold(state, runtime_folder(os.environ, state)) as store:
+        env = child_environment(os.environ)
+        preparer = Preparer(options.config, env, launcher_command(store.socket))
+        content = await read_settled(options.config)
+        prepared = await preparer.prepare(content)
+        place = Workplace(store=store, ports=Ports(), env=env)
+        fleet = Fleet(place, drain_s=options.drain_s)
+        service = Service(options.config, prepared, preparer, fleet)
+        async with upstream_session() as session:
+            app = make_app(service.snapshots, fleet.lend, session, service.gate)
+            async with _listening(app, service), fleet, _tasks(service):
+                service.start(content)
+                try:
+                    yield service
+                finally:
+                    service.stopping()
+                    await fleet.stop()
+
+
+@contextlib.asynccontextmanager
+async def _listening(app: web.Application, service: Service) -> AsyncIterator[None]:
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=3.0,
+        keepalive_timeout=75.0,
+    )
+    await runner.setup()
+    try:
+        await _bind(runner, service)
+        yield
+    finally:
+        await runner.cleanup()
+
+
+async def _bind(runner: web.AppRunner, service: Service) -> None:
+    host, port = split_listen(service.listen)
+    try:
+        await web.TCPSite(runner, host, port, reuse_address=True).start()
+    except OSError as error:
+        raise PannierError(
+            f"cannot listen on {service.listen}: {os.strerror(error.errno or errno.EADDRINUSE)}",
+            hint="another program uses it, or it is not an address of this machine;"
+            " change server.listen",
+            code="listen",
+        ) from error
+    service.address = _bound(runner, service.listen)
+
+
+def _bound(runner: web.AppRunner, wanted: str) -> str:
+    """The address with its real port, where the config leaves it to the system (port 0)."""
+    host, port = split_listen(wanted)
+    if port or not runner.addresses:
+        return wanted
+    shown = f"[{host}]" if ":" in host else host
+    return f"{shown}:{runner.addresses[0][1]}"
+
+
+@contextlib.asynccontextmanager
+async def _tasks(service: Service) -> AsyncIterator[None]:
+    tasks = [
+        asyncio.create_task(work(), name=work.__name__)
+        for work in (service.watch, service.reloader, service.mirror)
+    ]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Control:
+    """What the signals do: the first one stops, the second ends the drain, HUP reloads."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.service: Service | None = None
+
+    def end(self) -> None:
+        if not self.stop.is_set():
+            self.stop.set()
+        elif self.service is not None:
+            self.service.stop_now()
+
+    def reload(self) -> None:
+        if self.service is not None:
+            self.service.reload()
+
+
+async def serve(options: Options, started: Callable[[Service], None] | None = None) -> None:
+    """Serves until SIGTERM or Ctrl-C; a second one ends running answers at once."""
+    loop = asyncio.get_running_loop()
+    control = _Control()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, control.end)
+    loop.add_signal_handler(signal.SIGHUP, control.reload)
+    async with running(options) as service:
+        control.service = service
+        if started is not None:
+            started(service)
+        await control.stop.wait()
+        busy = service.busy()
+        if busy:
+            log.info("stopping; %d running answers may end, a second Ctrl-C ends them too", busy)
+
+
+def announce(service: Service) -> None:
+    """Says at start where Pannier listens and what runs the models."""
+    log.info("Pannier listens on http://%s (OpenAI API under /v1)", service.address)
+    if service.snapshots.value.host == "llama-swap":
+        log.info('llama-swap runs the models; `host = "direct"` under [engine] does without it')
+    else:
+        log.info("Pannier's own host runs the models; `pannier engine install` gets llama-swap")
