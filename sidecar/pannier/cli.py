@@ -116,16 +116,20 @@ def _log_to_stderr(*, verbose: bool) -> None:
 
 def _serve(args: argparse.Namespace) -> int:
     if os.name != "posix":
-        raise PannierError(
-            "serve does not run on Windows",
-            hint="run it in WSL 2; check, plan and schema work here",
-            code="platform",
-        )
+        raise _windows("serve")
     from pannier import service
 
     options = service.Options(config=args.config, state=args.state, drain_s=args.drain)
     asyncio.run(service.serve(options, started=service.announce))
     return 0
+
+
+def _windows(command: str) -> PannierError:
+    return PannierError(
+        f"{command} does not run on Windows",
+        hint="run it in WSL 2; check, plan and schema work here",
+        code="platform",
+    )
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -171,9 +175,11 @@ def _init(args: argparse.Namespace) -> int:
 
 
 def _demo(args: argparse.Namespace) -> int:
-    from pannier import demo
+    if os.name != "posix":
+        raise _windows("demo")
+    from pannier.demo.run import demo
 
-    return demo.run(args.folder, host=args.host, once=args.check)
+    return asyncio.run(demo(args.folder, host=args.host, once=args.check))
 
 
 if __name__ == "__main__":
