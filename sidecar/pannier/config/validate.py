@@ -97,7 +97,6 @@ def _check_model(model: Model, path: Path, findings: Findings) -> None:
             (*path, "draft"),
             f'a model with role "{model.role}" writes no text, so nothing can be drafted for it',
             "leave draft out",
-            needs=[(*path, "role")],
         )
     _check_args(model.args, (*path, "args"), findings)
     _check_env(model.env, (*path, "env"), findings)
@@ -114,7 +113,6 @@ def _check_kv_type(model: Model, path: Path, findings: Findings) -> None:
             place,
             f'values of the KV cache as "{value_type}" need flash attention, which is "off"',
             'set flash_attention to "auto", or the values to f16, bf16 or f32',
-            needs=[(*path, "flash_attention")],
         )
 
 

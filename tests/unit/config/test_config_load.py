@@ -129,7 +129,7 @@ def test_a_small_context_lowers_the_default_floor_and_not_one_that_is_written():
         ("[server]\n[server]\n", "syntax", 2, ["twice"]),
         (MODEL + 'path = "b"\n', "syntax", 3, ["set twice"]),
         ("a = " + "[" * 100_000, "syntax", None, ["nested too deep"]),
-        ("\na = " + "9" * 5000, "syntax", 2, ["too many digits"]),
+        ("[a1]\na = " + "9" * 5000, "syntax", 2, ["too many digits"]),
         ("a." * 300_000 + "b = 1", "syntax", 1, ["dots"]),
         ("#" + "x" * MAX_BYTES, "too-large", None, ["1 MiB"]),
     ],
@@ -307,11 +307,12 @@ extra = 1
     [
         '[server]\nlisten = "0.0.0.0:1"\napi_key_file = 1',
         MODEL + "context = 100\nmin_context = '200'",
-        MODEL + "batch = '64'",
+        MODEL + "batch = '8192'\nubatch = 4096",
         MODEL + "ubatch = 1.0",
         MODEL + "kv_type = 'q8_0'\nflash_attention = false",
         "[placement.chat]\ndevices = 3\ntensor_split = [1, 2]",
         "[placement.chat]\ndevices = [0, true]\ntensor_split = [1, 2]",
+        "[placement.chat]\ndevices = [true, 0]",
         "[models]\na = 3\n" + "[placement.a]\ndevices = [0]",
         "models = 3\n" + "[placement.a]\ndevices = [0]",
         "[models.a]\npath = 'x'\nrole = 'embd'\ndraft = 'y'",
@@ -320,6 +321,17 @@ extra = 1
 )
 def test_a_value_that_cannot_be_read_causes_no_second_finding(text):
     assert {problem.code for problem in problems(text)} <= {"wrong-type", "not-allowed"}
+
+
+def test_a_name_that_cannot_be_read_is_no_owner_of_a_name():
+    found = problems(MODEL + "aliases = [1, '']")
+    assert [problem.code for problem in found] == ["wrong-type", "bad-name"]
+
+
+def test_guessing_ends_where_a_file_has_more_slips_than_anyone_makes():
+    found = problems("[server]\n" + "".join(f"listen{n} = 1\n" for n in range(1000)))
+    assert len(found) == 1000
+    assert sum(problem.hint is not None for problem in found) == 200
 
 
 def test_what_is_printed_has_no_control_characters_and_is_short():
