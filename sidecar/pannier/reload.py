@@ -58,7 +58,8 @@ class Preparer:
 
     async def prepare(self, data: bytes) -> Prepared:
         """Everything that follows from this content. Raises ConfigError with all its problems."""
-        config = parse(data)
+        # In a thread: a hostile file of 1 MiB takes seconds, and streams must go on meanwhile.
+        config = await asyncio.to_thread(parse, data)
         client_keys, admin_keys = await asyncio.to_thread(read_keys, config.server, self._base)
         server, swap = self._find_engines(config)
         await self._ask_engine(config, server)
