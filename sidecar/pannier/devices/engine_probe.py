@@ -7,15 +7,12 @@ reload, not in a loop. No answer is "unknown", never "no GPU".
 Must not: plan, or keep anything.
 """
 
-import asyncio
-import contextlib
-import os
 import re
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pannier.devices.inventory import Device, HostMemory, Inventory, backend_of, from_engine
+from pannier.engine.process import run
 
 PROBE_SECONDS = 20.0
 """A cold CUDA driver takes some seconds to start; a hung one must not hold Pannier up."""
@@ -77,32 +74,15 @@ async def probe(
         argv[1:1] = ["--rpc", ",".join(rpc)]
     memory = host_memory()
     try:
-        output = await _output(argv, env, seconds)
-    except (OSError, TimeoutError) as error:
-        reason = str(error) or f"no answer within {seconds:.0f} s"
-        return from_engine(None, memory, (f"the engine did not list its devices: {reason}",))
-    listed = parse_device_list(output)
-    if listed is None:
-        last = output.strip().splitlines()[-1:] or ["no output"]
-        return from_engine(None, memory, (f"the engine did not list its devices: {last[0]}",))
+        ended = await run(argv, seconds=seconds, env=env)
+    except OSError as error:
+        return _unknown(memory, error.strerror or str(error))
+    listed = parse_device_list(ended.output)
+    if ended.timed_out or listed is None:
+        return _unknown(memory, ": ".join(filter(None, (ended.reason(), ended.tail(1)))))
     return from_engine(listed, memory)
 
 
-async def _output(argv: Sequence[str], env: Mapping[str, str], seconds: float) -> str:
-    """What a program prints; it and whatever it started are gone afterwards."""
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        env=dict(env),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        async with asyncio.timeout(seconds):
-            out, _ = await process.communicate()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-    return out.decode(errors="replace")
+def _unknown(memory: HostMemory, reason: str) -> Inventory:
+    """The engine did not answer: that is not the same as a machine without GPUs."""
+    return from_engine(None, memory, (f"the engine did not list its devices: {reason}",))
