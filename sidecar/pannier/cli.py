@@ -111,6 +111,8 @@ def _log_to_stderr(*, verbose: bool) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S"
     )
+    # It logs every notice; a log file beside config.toml would then feed itself.
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)
     logging.getLogger("pannier.engine").setLevel(logging.INFO if verbose else logging.WARNING)
 
 

@@ -188,12 +188,13 @@ async def running(options: Options) -> AsyncIterator[Service]:
     state = (options.state or state_folder(os.environ, Path.home())).absolute()
     with hold(state, runtime_folder(os.environ, state)) as store:
         env = child_environment(os.environ)
-        preparer = Preparer(options.config, env, launcher_command(store.socket))
-        content = await read_settled(options.config)
+        path = options.config.absolute()
+        preparer = Preparer(path, env, launcher_command(store.socket))
+        content = await read_settled(path)
         prepared = await preparer.prepare(content)
         place = Workplace(store=store, ports=Ports(), env=env)
         fleet = Fleet(place, drain_s=options.drain_s)
-        service = Service(options.config, prepared, preparer, fleet)
+        service = Service(path, prepared, preparer, fleet)
         async with upstream_session() as session:
             app = make_app(service.snapshots, fleet.lend, session, service.gate)
             async with _listening(app, service), fleet, _tasks(service):

@@ -11,6 +11,7 @@ Must not: read the content, or decide that anything changed.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import watchfiles
 POLL_S = 2.0
 _DEBOUNCE_MS = 200
 _STEP_MS = 50
+_COARSEST_S = 2.5
 
 Signature = tuple[object, ...]
 
@@ -30,6 +32,17 @@ def signature(path: Path) -> Signature:
     except OSError as error:
         return (type(error).__name__,)
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _is_fresh(path: Path) -> bool:
+    """Whether the file is so new that a second save could have the same time of change.
+
+    Some file systems keep that time in steps of two seconds (FAT) or one (older NFS).
+    """
+    try:
+        return abs(time.time() - path.stat().st_mtime) < _COARSEST_S
+    except OSError:
+        return False
 
 
 async def hints(
@@ -44,9 +57,11 @@ async def hints(
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(poll_s):
                     await noticed.wait()
+            told = noticed.is_set()
+            noticed.clear()
             now = (signature(path), also())
-            if noticed.is_set() or now != seen:
-                noticed.clear()
+            # Notices tell of the whole folder, which may hold files that change all the time.
+            if now != seen or (told and _is_fresh(path)):
                 seen = now
                 yield
     finally:

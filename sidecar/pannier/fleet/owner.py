@@ -17,6 +17,7 @@ from pannier.errors import Failure, HostError, LoadError
 from pannier.fleet import messages as m
 from pannier.fleet.backoff import STEADY_S, delay_s
 from pannier.fleet.host import Hooks, Host, Upstream
+from pannier.fleet.news import news
 from pannier.fleet.slot import Slot, exit_failure
 from pannier.fleet.state import GroupState, initial, step
 from pannier.fleet.view import GroupView, InstanceView
@@ -55,6 +56,7 @@ class Surroundings:
         remember_load: Callable[[str, float], None],
         changed: Callable[[], None],
         say: Callable[[str], None],
+        tell: Callable[[str], None],
         drain_s: float,
     ) -> None:
         self.make_host = make_host
@@ -62,6 +64,7 @@ class Surroundings:
         self.remember_load = remember_load
         self.changed = changed
         self.say = say
+        self.tell = tell
         self.drain_s = drain_s
 
 
@@ -210,6 +213,8 @@ class GroupOwner:
     def _feed(self, event: m.Event) -> None:
         before = self._state
         self._state, effects = step(before, event)
+        for line in news(self.launch.id, before, self._state):
+            self._around.tell(line)
         for effect in effects:
             self._carry_out(effect)
 

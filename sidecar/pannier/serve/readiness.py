@@ -197,7 +197,8 @@ def _conditions(snapshot: Snapshot, *, verbose: bool) -> list[tuple[bool, bool, 
         shown = row(snapshot, model, 0.0)
         because = f": {shown.error.message}" if shown.error else ""
         ok = wanted_ready(snapshot, model)
-        found.append((ok, True, f"model {model}: {shown.state}{because}"))
+        fine = ok and shown.error is None
+        found.append((fine, not ok, f"model {model}: {shown.state}{because}"))
     return found
 
 

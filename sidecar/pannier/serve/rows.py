@@ -100,8 +100,11 @@ def row(snapshot: Snapshot, model_id: str, now: float) -> Row:
 
 
 def wanted_ready(snapshot: Snapshot, model_id: str) -> bool:
-    """Whether a model is where the config wants it after a start: preloaded ones are ready."""
-    if not snapshot.config.models[model_id].preload:
+    """Whether a model is where the config wants it after a start: preloaded ones are ready.
+
+    One that has no place (a file that is not there, no room) is shown, and not waited for.
+    """
+    if not snapshot.config.models[model_id].preload or not snapshot.plan.instances_of(model_id):
         return True
     group = next(
         (
