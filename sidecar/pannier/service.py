@@ -154,6 +154,8 @@ class Service:
             log.error("the config was not applied; what runs goes on as before")
         for problem in problems:
             log.error("%s", problem.text(str(self._path)))
+        if not problems:
+            log.info("the config is in order again; what runs is what it says")
         status = msgspec.structs.replace(before.status, problems=problems)
         self.snapshots.publish(msgspec.structs.replace(before, status=status))
 
