@@ -7,6 +7,7 @@ test the session must be empty.
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -37,15 +38,30 @@ def session_of(leader: int) -> list[int]:
     found = []
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError, psutil.Error, PermissionError):
-            if os.getsid(pid) == leader and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            if os.getsid(pid) == leader and alive(pid):
                 found.append(pid)
     return found
 
 
-def wait_gone(pid: int, timeout: float = PATIENCE) -> None:
-    """Wait until no process has this number; a zombie of somebody else counts as gone."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        psutil.Process(pid).wait(timeout)
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie that init has yet to collect does not."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_gone(pid: int, within: float = PATIENCE) -> None:
+    """Wait for the end of a process that is not our child: the kernel tells it by a pidfd."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        ready, _, _ = select.select([pidfd], [], [], within)
+    finally:
+        os.close(pidfd)
+    assert ready, f"process {pid} still runs after {within} s"
 
 
 async def gone(pid: int, within: float = PATIENCE) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from tests.launching import LAUNCHER, Launching, free_port, get, gone
+from tests.launching import LAUNCHER, Launching, alive, free_port, get, gone
 
 PARENT = "import subprocess, sys; sys.exit(subprocess.Popen(sys.argv[1:]).wait())"
 """A parent that does nothing but wait; as llama-swap, it takes nobody along when it is killed."""
@@ -129,7 +129,7 @@ async def test_a_stop_while_it_loads_is_done_at_once(launching: Launching) -> No
     process.terminate()
     await launching.ended(process)
     assert time.monotonic() - began < 1
-    assert not psutil.pid_exists(loading.pid or 0)
+    assert not alive(loading.pid or 0)
     exited = await launching.phase("exited")
     assert exited.exit
     assert exited.exit.asked
@@ -155,7 +155,7 @@ async def test_a_killed_launcher_takes_its_engine_along(launching: Launching, ph
     process = launching.launch("--load-seconds", "60" if phase == "loading" else "0.2")
     report = await launching.phase(phase)
     process.kill()
-    await gone(report.pid or 0, 2)
+    await gone(report.pid or 0, 1)
     await launching.ended(process)
 
 
