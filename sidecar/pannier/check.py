@@ -56,10 +56,11 @@ def check(path: Path) -> CheckReport:
 async def plan(path: Path, base: Path) -> Plan:
     """The plan for this machine; `base` is the config's folder. Raises ConfigError."""
     config = parse(read_now(path))
-    return make_plan(config, await _inventory(config, base), find_files(config, base))
+    return make_plan(config, await inventory(config, base), find_files(config, base))
 
 
-async def _inventory(config: Config, base: Path) -> Inventory:
+async def inventory(config: Config, base: Path) -> Inventory:
+    """The devices that this config's engine can use; `base` is the config's folder."""
     try:
         server = find_llama_server(config.engine.llama_server, base=base)
     except EngineError:
@@ -68,6 +69,22 @@ async def _inventory(config: Config, base: Path) -> Inventory:
         note = "no llama-server to ask for devices: planned as a machine without GPUs"
         return Inventory(host=host_memory(), notes=(note,))
     return await probe(server.path, rpc=config.engine.rpc, env={**os.environ, **config.engine.env})
+
+
+def device_lines(found: Inventory) -> list[str]:
+    """The devices for a person, with the names that `placement` takes."""
+    gib = 1024**3
+    lines = [
+        f"{each.index}  {each.label}  {each.name}  {each.total / gib:.1f} GiB,"
+        f" {each.free / gib:.1f} GiB free"
+        for each in found.devices
+    ]
+    if not lines:
+        host = found.host
+        known = found.engine_backend == "cpu"
+        what = "no GPU" if known else "devices unknown"
+        lines = [f"{what}; RAM {host.total / gib:.1f} GiB, {host.available / gib:.1f} GiB free"]
+    return [*lines, *(f"note: {note}" for note in found.notes)]
 
 
 def plan_lines(made: Plan) -> list[str]:

@@ -82,6 +82,11 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--json", action="store_true", help="the same, for programs")
     plan.set_defaults(run=_plan)
 
+    status = commands.add_parser("status", help="the devices that models can be placed on")
+    _config_option(status)
+    status.add_argument("--json", action="store_true", help="the same, for programs")
+    status.set_defaults(run=_status)
+
     schema = commands.add_parser("schema", help="print the JSON Schema of config.toml, for editors")
     schema.set_defaults(run=_schema)
 
@@ -158,6 +163,22 @@ def _plan(args: argparse.Namespace) -> int:
         print(msgspec.json.format(msgspec.json.encode(made), indent=2).decode())
     else:
         print("\n".join(plan_lines(made)))
+    return 0
+
+
+def _status(args: argparse.Namespace) -> int:
+    from pannier.check import device_lines, inventory
+    from pannier.config.load import parse
+    from pannier.config.read_file import read_now
+    from pannier.config.schema import Config
+
+    # Devices can be looked at before there is any config.
+    config = parse(read_now(args.config)) if args.config.exists() else Config()
+    found = asyncio.run(inventory(config, args.config.absolute().parent))
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        print("\n".join(device_lines(found)))
     return 0
 
 

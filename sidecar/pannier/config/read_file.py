@@ -27,7 +27,7 @@ async def read_settled(path: Path) -> bytes:
             break
         before = now
     if isinstance(before, OSError):
-        raise unreadable(path, before)
+        raise unreadable(before)
     return before
 
 
@@ -35,11 +35,11 @@ def read_now(path: Path) -> bytes:
     """The content as it is. Raises ConfigError when there is no file to read."""
     content = _read(path)
     if isinstance(content, OSError):
-        raise unreadable(path, content)
+        raise unreadable(content)
     return content
 
 
-def unreadable(path: Path, error: OSError) -> ConfigError:
+def unreadable(error: OSError) -> ConfigError:
     """No file, no permission, a folder: as a problem like any other."""
     missing = isinstance(error, FileNotFoundError)
     return ConfigError(
@@ -47,7 +47,7 @@ def unreadable(path: Path, error: OSError) -> ConfigError:
             Problem(
                 code="missing" if missing else "unreadable",
                 where="",
-                message=f"{path} cannot be read: {error.strerror or error}",
+                message=f"cannot be read: {error.strerror or error}",
                 hint="`pannier init` writes an example" if missing else None,
             )
         ]
