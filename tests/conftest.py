@@ -1,0 +1,11 @@
+"""The options of the test suite."""
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write the expected files of tests/golden anew instead of comparing with them",
+    )
