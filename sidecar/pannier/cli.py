@@ -72,20 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--verbose", action="store_true", help="also log what the engines say")
     serve.set_defaults(run=_serve)
 
-    check = commands.add_parser("check", help="print every problem of a config; exit code 0 or 1")
-    _config_option(check)
-    check.add_argument("--json", action="store_true", help="the same, for programs")
-    check.set_defaults(run=_check)
-
-    plan = commands.add_parser("plan", help="show what would run where, and why; starts nothing")
-    _config_option(plan)
-    plan.add_argument("--json", action="store_true", help="the same, for programs")
-    plan.set_defaults(run=_plan)
-
-    status = commands.add_parser("status", help="the devices that models can be placed on")
-    _config_option(status)
-    status.add_argument("--json", action="store_true", help="the same, for programs")
-    status.set_defaults(run=_status)
+    _looking(commands, "check", _check, "print every problem of a config; exit code 0 or 1")
+    _looking(commands, "plan", _plan, "show what would run where, and why; starts nothing")
+    _looking(commands, "status", _status, "the devices that models can be placed on")
 
     schema = commands.add_parser("schema", help="print the JSON Schema of config.toml, for editors")
     schema.set_defaults(run=_schema)
@@ -103,6 +92,19 @@ def _parser() -> argparse.ArgumentParser:
     engine_command.add_parser(commands)
     commands.choices["engine"].set_defaults(run=engine_command.run)
     return parser
+
+
+def _looking(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    what: str,
+) -> None:
+    """A command that only looks at a config and prints what it sees."""
+    parser = commands.add_parser(name, help=what)
+    _config_option(parser)
+    parser.add_argument("--json", action="store_true", help="the same, for programs")
+    parser.set_defaults(run=run)
 
 
 def _config_option(parser: argparse.ArgumentParser) -> None:
