@@ -3,9 +3,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
-
 from tests.launching import FAKE_ENGINE, Launching
 
 
