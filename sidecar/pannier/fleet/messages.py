@@ -26,6 +26,10 @@ class HostDown(msgspec.Struct, frozen=True):
     failure: Failure
 
 
+class HostSteady(msgspec.Struct, frozen=True):
+    """The host ran long enough to forget that earlier ones ended."""
+
+
 class RetryDue(msgspec.Struct, frozen=True):
     """The backoff of the host is over."""
 
@@ -80,6 +84,12 @@ class Steady(msgspec.Struct, frozen=True):
     member: str
 
 
+class AgainDue(msgspec.Struct, frozen=True):
+    """The backoff of a crashed member is over."""
+
+    member: str
+
+
 class DrainOver(msgspec.Struct, frozen=True):
     """A member that makes room had its time to finish what it was answering."""
 
@@ -98,8 +108,12 @@ class Stopped(msgspec.Struct, frozen=True):
     """The host is gone, and everything it ran."""
 
 
-GroupEvent = Begin | HostUp | HostDown | RetryDue | StopAsked | GroupDrainOver | Stopped
-MemberEvent = Asked | Left | Done | Ready | Ended | UnloadAsked | IdleOver | Steady | DrainOver
+GroupEvent = (
+    Begin | HostUp | HostDown | HostSteady | RetryDue | StopAsked | GroupDrainOver | Stopped
+)
+MemberEvent = (
+    Asked | Left | Done | Ready | Ended | UnloadAsked | IdleOver | Steady | AgainDue | DrainOver
+)
 Event = GroupEvent | MemberEvent
 
 
@@ -110,6 +124,10 @@ class StartHost(msgspec.Struct, frozen=True):
 
 class StopHost(msgspec.Struct, frozen=True):
     """Stop the host and everything it runs."""
+
+
+class WatchHost(msgspec.Struct, frozen=True):
+    """Send HostSteady when the host has run for long."""
 
 
 class RetryHost(msgspec.Struct, frozen=True):
@@ -144,7 +162,7 @@ class Refuse(msgspec.Struct, frozen=True):
 
 
 class LoadAgain(msgspec.Struct, frozen=True):
-    """Ask for a crashed member again after the backoff of this attempt, if it is wanted loaded."""
+    """Send AgainDue after the backoff of this attempt, if the member is wanted loaded."""
 
     member: str
     attempt: int
@@ -169,6 +187,7 @@ class WatchGroupDrain(msgspec.Struct, frozen=True):
 Effect = (
     StartHost
     | StopHost
+    | WatchHost
     | RetryHost
     | Load
     | Unload

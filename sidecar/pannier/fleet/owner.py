@@ -224,7 +224,10 @@ class GroupOwner:
                 self._call("host", self._start_host)
             case m.StopHost():
                 self._call("host", self._stop_host)
+            case m.WatchHost():
+                self._later("host steady", None, STEADY_S, m.HostSteady())
             case m.RetryHost(attempt=attempt):
+                self._cancel_timer("host steady", None)
                 self._later("retry", None, delay_s(attempt, random.random()), m.RetryDue())  # noqa: S311
             case m.Load(member=name):
                 self._begin_load(name)
@@ -238,7 +241,7 @@ class GroupOwner:
             case m.LoadAgain(member=name, attempt=attempt):
                 if self._slots[name].launch.preload:
                     wait = delay_s(attempt, random.random())  # noqa: S311  jitter
-                    self._later("again", name, wait, m.Asked(name, holds=False))
+                    self._later("again", name, wait, m.AgainDue(name))
             case m.WatchIdle(member=name):
                 ttl = self._slots[name].launch.ttl_s
                 if ttl > 0:

@@ -78,8 +78,10 @@ def _group_event(state: GroupState, event: m.GroupEvent) -> Step:
         case m.RetryDue() if state.phase == "backoff":
             return _with(state, phase="starting"), (m.StartHost(),)
         case m.HostUp() if state.phase == "starting":
-            return _pump(_with(state, phase="ready", attempts=0, failure=None))
-        case m.HostDown(failure=failure) if not leaving and state.phase != "absent":
+            return _host_up(state)
+        case m.HostSteady() if state.phase == "ready":
+            return _with(state, attempts=0), ()
+        case m.HostDown(failure=failure) if state.phase in ("starting", "ready"):
             return _host_down(state, failure)
         case m.StopAsked() if state.phase == "absent":
             return state, ()
@@ -87,11 +89,17 @@ def _group_event(state: GroupState, event: m.GroupEvent) -> Step:
             return _drain_group(state)
         case m.GroupDrainOver():
             return _stop_now(state)
-        case m.Stopped():
+        case m.Stopped() if state.phase == "stopping":
             cold = {name: Member() for name in state.members}
             return _with(state, phase="absent", members=cold, queue=()), ()
         case _:
             return state, ()
+
+
+def _host_up(state: GroupState) -> Step:
+    """Up is not steady: a host that only ever comes up and dies is given up as well."""
+    state, effects = _pump(_with(state, phase="ready", failure=None))
+    return state, (m.WatchHost(), *effects)
 
 
 def _host_down(state: GroupState, failure: Failure) -> Step:
@@ -100,9 +108,12 @@ def _host_down(state: GroupState, failure: Failure) -> Step:
     effects: list[Effect] = []
     members = {}
     for name, member in state.members.items():
-        hit = member.asked or member.phase in ("queued", "loading", "ready", "draining")
         if member.asked:
             effects.append(m.Refuse(name, failure))
+        if member.phase == "failed":  # it keeps its own reason
+            members[name] = member
+            continue
+        hit = member.asked or member.phase in ("queued", "loading", "ready", "draining")
         members[name] = Member(
             phase="failed" if hit else "cold",
             inflight=member.inflight,
@@ -161,6 +172,8 @@ def _member_event(state: GroupState, event: m.MemberEvent) -> Step:
             return _ended(state, name, member, event.failure)
         case m.Steady():
             return _put(state, name, crashes=0), ()
+        case m.AgainDue():
+            return _again(state, name, member)
         case m.IdleOver() if member.phase != "ready" or member.inflight:
             return state, ()
         case m.UnloadAsked() | m.IdleOver():
@@ -192,13 +205,20 @@ def _asked(state: GroupState, name: str, member: Member, *, holds: bool) -> Step
     return _pump(state)
 
 
+def _again(state: GroupState, name: str, member: Member) -> Step:
+    """A wait that is over is nobody who asks: it wakes no host that was given up."""
+    if member.phase != "failed" or state.phase == "failed":
+        return state, ()
+    return _asked(state, name, member, holds=False)
+
+
 def _done(state: GroupState, name: str, member: Member) -> Step:
     left = max(0, member.inflight - 1)
     state = _put(state, name, inflight=left)
     if state.phase == "draining":
         busy = any(other.inflight for other in state.members.values())
         return (state, ()) if busy else _stop_now(state)
-    if left:
+    if left or state.phase != "ready":
         return state, ()
     if member.phase == "draining":
         return _put(state, name, phase="unloading"), (m.Unload(name),)
@@ -218,6 +238,8 @@ def _ready(state: GroupState, name: str, member: Member) -> Step:
 
 def _ended(state: GroupState, name: str, member: Member, failure: Failure | None) -> Step:
     if state.phase != "ready":
+        return state, ()
+    if member.phase == "failed":
         return state, ()
     if member.phase == "unloading" or failure is None:
         waits = name in state.queue
