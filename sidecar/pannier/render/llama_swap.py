@@ -17,7 +17,7 @@ import msgspec
 
 from pannier.render.argv import Launch
 from pannier.render.flags import HOST_ADDRESS, PORT_FLAG
-from pannier.render.quoting import command_line
+from pannier.render.quoting import command_line, unrenderable
 
 GROUP_NAME = "pannier"
 """Not `(default)`, which llama-swap overwrites (SC-12)."""
@@ -114,5 +114,12 @@ def _model(launch: Launch, port: int, windows: bool) -> dict[str, object]:
         "concurrencyLimit": NO_LIMIT,
     }
     if launch.env:
-        entry["env"] = [f"{name}={value}" for name, value in sorted(launch.env.items())]
+        entry["env"] = [_variable(name, value) for name, value in sorted(launch.env.items())]
     return entry
+
+
+def _variable(name: str, value: str) -> str:
+    reason = unrenderable(value)
+    if reason:
+        raise ValueError(f"the environment variable {name} {reason}")
+    return f"{name}={value}"

@@ -7,20 +7,25 @@ cannot be expressed at all and is refused (spec SC-7).
 Must not: repair an argument. A wrong argument that arrives is worse than a clear refusal.
 """
 
+import re
 import shlex
 from collections.abc import Sequence
 
-_LINE_BREAKS = {"\u0085", "\u2028", "\u2029"}
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_NOT_YAML = re.compile("[\ud800-\udfff\ufffe\uffff]")
+"""With the control characters what YAML cannot hold, and bytes of a name that are not UTF-8: a real
+llama-swap refuses the whole config for one of them."""
 
 
 def unrenderable(text: str) -> str | None:
     """Why this text cannot stand in a llama-swap config, or None when it can."""
     if "${" in text:
         return "contains `${`, which llama-swap takes for a macro"
-    for char in text:
-        if ord(char) < 0x20 or ord(char) == 0x7F or char in _LINE_BREAKS:
-            return f"contains the control character U+{ord(char):04X}"
-    return None
+    found = _CONTROL.search(text)
+    if found:
+        return f"contains the control character U+{ord(found.group()):04X}"
+    found = _NOT_YAML.search(text)
+    return f"contains U+{ord(found.group()):04X}, which is no text" if found else None
 
 
 def command_line(argv: Sequence[str], *, windows: bool = False) -> str:
