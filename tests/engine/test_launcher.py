@@ -90,15 +90,15 @@ async def test_it_becomes_ready_and_goes_on_serving(launching: Launching, micro_
 
 
 async def test_the_progress_of_a_long_load_rises(launching: Launching, models: Path) -> None:
-    model = await asyncio.to_thread(slow_chat, models / "slow.gguf", 300)
+    model = await asyncio.to_thread(slow_chat, models / "slow.gguf", 600)
     launching.launch("-m", str(model), *SMALL, "-b", "32", "--load-mode", "none", "--no-repack")
     ready = await launching.phase("ready")
     values = [report.value for report in launching.reports if report.value is not None]
     assert values == sorted(values)
-    assert len(set(values)) >= 4
+    assert any(0 < value < 1 for value in values), "nothing between the start and the end"
     read = [report.rchar for report in launching.reports if report.rchar is not None]
     assert read == sorted(read)
-    assert read[-1] > 0.28e9
+    assert read[-1] > 0.55e9
     assert ready.stage == "text_model"
 
 

@@ -49,7 +49,7 @@ async def test_progress_rises_and_ends_in_ready(launching: Launching) -> None:
     launching.launch("--load-seconds", "1.5", "--stages", "text_model,mmproj_model")
     ready = await launching.phase("ready")
     loading = [report for report in launching.reports if report.phase == "loading"]
-    positions = [(r.stages.index(r.stage or ""), r.value or 0) for r in loading if r.stage]
+    positions = [(r.stages.index(r.stage), r.value or 0) for r in loading if r.stage]
     assert positions == sorted(positions)
     assert len(set(positions)) >= 4
     assert {report.stage for report in loading} == {"text_model", "mmproj_model"}
