@@ -34,6 +34,7 @@ from pannier.progress.hub import Latest
 from pannier.reload import Prepared, Preparer
 from pannier.serve.app import make_app
 from pannier.serve.forward import upstream_session
+from pannier.serve.router_dialect import Levers
 from pannier.serve.security import Gate
 from pannier.serve.snapshot import ConfigStatus, Snapshot
 
@@ -198,7 +199,8 @@ async def running(options: Options) -> AsyncIterator[Service]:
         fleet = Fleet(place, drain_s=options.drain_s)
         service = Service(path, prepared, preparer, fleet)
         async with upstream_session() as session:
-            app = make_app(service.snapshots, fleet.lend, session, service.gate)
+            levers = Levers(wish=fleet.wish, unload=fleet.unload)
+            app = make_app(service.snapshots, fleet.lend, session, service.gate, levers)
             async with _listening(app, service), fleet, _tasks(service):
                 service.start(content)
                 try:

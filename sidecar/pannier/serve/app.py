@@ -14,17 +14,25 @@ from pannier.serve.errors import openai_errors
 from pannier.serve.forward import MAX_BODY, ROUTES, Forwarder, Lend
 from pannier.serve.openai import OpenAiRoutes
 from pannier.serve.readiness import ReadinessRoutes
+from pannier.serve.router_dialect import Levers, RouterRoutes
 from pannier.serve.security import Gate, guard
 from pannier.serve.snapshot import Snapshot
+from pannier.serve.streams import Streams
 
 
 def make_app(
-    snapshots: Latest[Snapshot], lend: Lend, session: aiohttp.ClientSession, gate: Gate
+    snapshots: Latest[Snapshot],
+    lend: Lend,
+    session: aiohttp.ClientSession,
+    gate: Gate,
+    levers: Levers,
 ) -> web.Application:
     """The application; the caller owns the session and the runner."""
     app = web.Application(client_max_size=MAX_BODY, middlewares=[openai_errors, guard(gate)])
-    readiness = ReadinessRoutes(snapshots)
+    streams = Streams()
+    readiness = ReadinessRoutes(snapshots, streams)
     models = OpenAiRoutes(snapshots)
+    router = RouterRoutes(snapshots, models, levers, streams)
     forwarder = Forwarder(session, models.choose, lend)
     get = app.router.add_get
     get("/v1/models", models.models)
@@ -32,6 +40,10 @@ def make_app(
     get("/v1/readiness", readiness.everything)
     get("/v1/readiness/events", readiness.events)
     get("/v1/readiness/{model:.+}", readiness.one)
+    get("/models", models.models)
+    get("/models/sse", router.events)
+    app.router.add_post("/models/load", router.load)
+    app.router.add_post("/models/unload", router.unload)
     get("/livez", readiness.livez)
     get("/readyz", readiness.readyz)
     get("/healthz", readiness.readyz)
@@ -39,7 +51,7 @@ def make_app(
         app.router.add_post(path, forwarder.handle)
 
     async def close_streams(app: web.Application) -> None:
-        await readiness.close()
+        streams.close()
 
     app.on_shutdown.append(close_streams)
     return app

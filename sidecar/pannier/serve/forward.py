@@ -23,6 +23,7 @@ from pannier.fleet.host import Upstream
 from pannier.serve.asked import read_asked
 from pannier.serve.errors import ApiError, from_error
 from pannier.serve.headers import to_client, to_upstream
+from pannier.serve.streams import sse_response
 
 Lend = Callable[[str], AbstractAsyncContextManager[Upstream]]
 
@@ -147,18 +148,6 @@ async def _keep_alive(
             response = sse_response()
             await response.prepare(request)
         await response.write(b": loading\n\n")
-
-
-def sse_response() -> web.StreamResponse:
-    """A response that is an event stream which no proxy shall hold back."""
-    return web.StreamResponse(
-        headers={
-            "Content-Type": "text/event-stream; charset=utf-8",
-            "Cache-Control": "no-cache, no-transform",
-            "X-Accel-Buffering": "no",
-            "X-Content-Type-Options": "nosniff",
-        }
-    )
 
 
 async def _pass_on(

@@ -17,7 +17,7 @@ from pannier.serve.readiness import reply
 from pannier.serve.rows import Row, row, rows
 from pannier.serve.snapshot import Snapshot
 
-_ROUTER_STATUS = {
+ROUTER_STATUS = {
     "ready": "loaded",
     "loading": "loading",
     "queued": "loading",
@@ -42,7 +42,7 @@ class OpenAiRoutes:
     async def model(self, request: web.Request) -> web.Response:
         """GET /v1/models/{id}; an id may hold slashes."""
         snapshot = self._snapshots.value
-        name = self._known(snapshot, request.match_info["model"])
+        name = self.known(snapshot, request.match_info["model"])
         return reply(_model(snapshot, row(snapshot, name, _now())))
 
     def choose(self, name: str) -> str:
@@ -55,7 +55,7 @@ class OpenAiRoutes:
             raise ApiError(
                 503, "Pannier is stopping", code="stopping", kind="server_error", retry_after_s=5
             )
-        model = self._known(snapshot, name)
+        model = self.known(snapshot, name)
         instances = snapshot.plan.instances_of(model)
         if not instances:
             shown = row(snapshot, model, _now())
@@ -64,7 +64,8 @@ class OpenAiRoutes:
         return min((instance.id for instance in instances), key=lambda each: _busy(snapshot, each))
 
     @staticmethod
-    def _known(snapshot: Snapshot, name: str) -> str:
+    def known(snapshot: Snapshot, name: str) -> str:
+        """The model of that id or alias. Raises ApiError 404, with the nearest name."""
         model = snapshot.model_of(name)
         if model is not None:
             return model
@@ -95,7 +96,7 @@ def _model(snapshot: Snapshot, shown: Row) -> dict[str, object]:
         "object": "model",
         "created": int(snapshot.status.loaded_at),
         "owned_by": "pannier",
-        "status": {"value": _ROUTER_STATUS.get(shown.state, "unloaded")},
+        "status": {"value": ROUTER_STATUS.get(shown.state, "unloaded")},
         "pannier": {
             "model": shown.id,
             "role": shown.role,

@@ -15,16 +15,13 @@ from aiohttp import web
 
 from pannier.progress.hub import Latest
 from pannier.serve.errors import ApiError
-from pannier.serve.forward import sse_response
 from pannier.serve.rows import Row, row, rows, wanted_ready
 from pannier.serve.snapshot import Snapshot
+from pannier.serve.streams import EventStream, Streams
 
 KEEP_ALIVE_S = 10.0
-WRITE_S = 20.0
-"""A reader that takes nothing for this long is let go."""
 
 LONGEST_WAIT_S = 1800.0
-MOST_SUBSCRIBERS = 64
 
 _TICK_S = 1.0
 """While a model loads its elapsed and remaining seconds change without any event."""
@@ -53,11 +50,11 @@ def listing(snapshot: Snapshot, now: float) -> dict[str, object]:
 
 
 class ReadinessRoutes:
-    """The handlers; they share the latest snapshot and a count of subscribers."""
+    """The handlers; they share the latest snapshot."""
 
-    def __init__(self, snapshots: Latest[Snapshot]) -> None:
+    def __init__(self, snapshots: Latest[Snapshot], streams: Streams) -> None:
         self._snapshots = snapshots
-        self._subscribers: set[asyncio.Task[None]] = set()
+        self._streams = streams
 
     async def everything(self, request: web.Request) -> web.Response:
         """GET /v1/readiness."""
@@ -82,30 +79,9 @@ class ReadinessRoutes:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/readiness/events: a snapshot, then each row that changes."""
-        if len(self._subscribers) >= MOST_SUBSCRIBERS:
-            raise ApiError(503, "too many event streams are open", code="busy", retry_after_s=10)
-        response = sse_response()
-        await response.prepare(request)
-        # A task of its own, so that a shutdown can end the stream without cancelling the handler.
-        task = asyncio.create_task(self._send_events(response), name="readiness events")
-        self._subscribers.add(task)
-        try:
-            await asyncio.wait({task})
-        finally:
-            self._subscribers.discard(task)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        with contextlib.suppress(ConnectionError):
-            await response.write_eof()
-        return response
+        return await self._streams.serve(request, self._send_events)
 
-    async def close(self) -> None:
-        """Ends all event streams: aiohttp would wait for them at shutdown."""
-        for task in self._subscribers:
-            task.cancel()
-
-    async def _send_events(self, response: web.StreamResponse) -> None:
-        stream = _EventStream(response)
+    async def _send_events(self, stream: EventStream) -> None:
         version, snapshot = self._snapshots.version, self._snapshots.value
         await stream.send("snapshot", listing(snapshot, _now()))
         sent = {each.id: each for each in rows(snapshot, _now())}
@@ -146,26 +122,6 @@ class ReadinessRoutes:
         if "verbose" not in request.query:
             body = "ok\n" if good else "not ready\n"
         return web.Response(status=200 if good else 503, text=body)
-
-
-class _EventStream:
-    """Writes events with rising ids; a reader that is stuck raises TimeoutError."""
-
-    def __init__(self, response: web.StreamResponse) -> None:
-        self._response = response
-        self.count = 0
-
-    async def send(self, event: str, value: object) -> None:
-        self.count += 1
-        payload = msgspec.json.encode(value).decode()
-        await self._write(f"id: {self.count}\nevent: {event}\ndata: {payload}\n\n")
-
-    async def comment(self, text: str) -> None:
-        await self._write(f": {text}\n\n")
-
-    async def _write(self, text: str) -> None:
-        async with asyncio.timeout(WRITE_S):
-            await self._response.write(text.encode())
 
 
 def _news(before: Row | None, after: Row) -> bool:

@@ -73,7 +73,8 @@ def check(request: web.Request, access: Access) -> None:
                 f"the content type is {kind}; allowed: {', '.join(_BODY_TYPES)}",
                 code="content_type",
             )
-    if access.client_keys and request.path not in OPEN_PATHS:
+    open_to_all = request.path in OPEN_PATHS and "verbose" not in request.query
+    if access.client_keys and not open_to_all:
         _check_key(request, (*access.client_keys, *access.admin_keys))
 
 
