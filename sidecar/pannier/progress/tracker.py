@@ -24,6 +24,10 @@ READ_SHARE = 0.95
 STALLED_S = 15.0
 """Seconds without any advance after which a load is shown as stalled."""
 
+SILENT_S = 2.0
+"""Seconds of loading without a number before earlier loads speak for the engine: one that tells its
+progress does so every 0.2 s, and the guess must not run ahead of it."""
+
 _STAGES: dict[str, LoadStage] = {
     "text_model": "weights",
     "mmproj_model": "projector",
@@ -37,7 +41,8 @@ _IO_DONE = 0.98
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
     """One load. Times are loop seconds; bytes are those that the load reads in all.
 
-    `fraction` is None while no source has said anything. `usual_s` is what earlier loads took.
+    `fraction` is None while no source has said anything. `usual_s` is what earlier loads took, and
+    `silent_since` the moment from which the engine loads and nothing can be read off it.
     """
 
     began: float
@@ -47,6 +52,7 @@ class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
     fraction: float | None = None
     source: Source | None = None
     usual_s: float | None = None
+    silent_since: float | None = None
     ended: float | None = None
 
 
@@ -85,8 +91,10 @@ def advance(progress: LoadProgress, report: Report, files: ModelFiles, now: floa
         read = report.rchar / files.total
         stage, source = ("weights" if read < _IO_DONE else "warming_up"), "io"
     else:
-        return progress
-    fraction = max(progress.fraction or 0.0, min(1.0, read) * READ_SHARE)
+        since = now if progress.silent_since is None else progress.silent_since
+        return msgspec.structs.replace(progress, silent_since=since)
+    shown = progress.fraction if progress.fraction is not None else _by_history(progress, now)
+    fraction = max(shown or 0.0, min(1.0, read) * READ_SHARE)
     moved = now if (fraction, stage) != (progress.fraction, progress.stage) else progress.moved
     return msgspec.structs.replace(
         progress, stage=stage, fraction=fraction, source=source, moved=moved
@@ -105,8 +113,9 @@ def show(progress: LoadProgress, now: float) -> Shown:
     elapsed = (progress.ended if progress.ended is not None else now) - progress.began
     done = progress.ended is not None
     fraction, source = progress.fraction, progress.source
-    if source is None and progress.usual_s and not done:
-        fraction, source = min(READ_SHARE, elapsed / progress.usual_s), "history"
+    if source is None and not done:
+        fraction = _by_history(progress, now)
+        source = None if fraction is None else "history"
     return Shown(
         stage=None if done else progress.stage,
         fraction=None if fraction is None else round(fraction, 4),
@@ -117,6 +126,14 @@ def show(progress: LoadProgress, now: float) -> Shown:
         source=source,
         stalled=not done and progress.stage != "warming_up" and now - progress.moved > STALLED_S,
     )
+
+
+def _by_history(progress: LoadProgress, now: float) -> float | None:
+    """How far earlier loads of this file were by now; None while another source may still speak."""
+    since = progress.silent_since
+    if not progress.usual_s or since is None or now - since < SILENT_S:
+        return None
+    return min(READ_SHARE, (now - progress.began) / progress.usual_s)
 
 
 def _by_engine(report: Report, files: ModelFiles) -> tuple[LoadStage, float]:
