@@ -139,6 +139,7 @@ class Builder(msgspec.Struct, frozen=True, kw_only=True):
                 log=log,
                 on_line=progress.line,
                 on_tick=progress.tick,
+                watched=True,
             )
         except OSError as error:
             raise EngineError(f"`{command}` cannot be started: {error.strerror}") from error

@@ -30,7 +30,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser("engine", help="find or install llama-server and llama-swap")
     commands = parser.add_subparsers(dest="engine_command", required=True, metavar="COMMAND")
     status = commands.add_parser("status", help="where the programs are, and what they can do")
-    status.add_argument("--json", action="store_true", help="the same, for programs")
     get = commands.add_parser("install", help="install what is missing, for this user only")
     get.add_argument(
         "--backend", choices=BACKENDS, help="what llama-server computes on (default: what is here)"
@@ -38,6 +37,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     get.add_argument("--reinstall", action="store_true", help="also when it is there already")
     get.add_argument("--releases", metavar="URL", help="a mirror of the release server")
     for command in (status, get):
+        command.add_argument("--json", action="store_true", help="what is there, for programs")
         command.add_argument("--config", type=Path, metavar="FILE", help="config.toml")
 
 
@@ -48,11 +48,8 @@ def run(args: argparse.Namespace) -> int:
         configured, host = _read(args.config)
         if args.engine_command == "status":
             status, problems = asyncio.run(ask(configured, host))
-            for problem in problems:
-                printer.say(f"pannier: {problem}")
-            print(_json(status) if args.json else "\n".join(status_lines(status)))
-            return 0 if status.llama_server is not None else 1
-        return asyncio.run(_stoppable(_install(args, configured, printer)))
+            return _tell(status, problems, printer, as_json=args.json)
+        return asyncio.run(_stoppable(_install(args, configured, host, printer)))
     except ConfigError as error:
         printer.say(f"pannier: {error}")
         for found in error.problems:
@@ -93,7 +90,9 @@ async def ask(configured: Configured, host: str = "auto") -> tuple[Status, list[
     return Status(llama_server=server, llama_swap=swap, host=runs), problems
 
 
-async def _install(args: argparse.Namespace, configured: Configured, printer: Printer) -> int:
+async def _install(
+    args: argparse.Namespace, configured: Configured, host: str, printer: Printer
+) -> int:
     await install(
         backend=args.backend,
         releases=args.releases,
@@ -102,10 +101,14 @@ async def _install(args: argparse.Namespace, configured: Configured, printer: Pr
         reinstall=args.reinstall,
         configured=configured,
     )
-    status, problems = await ask(configured)
+    status, problems = await ask(configured, host)
+    return _tell(status, problems, printer, as_json=args.json)
+
+
+def _tell(status: Status, problems: list[EngineError], printer: Printer, *, as_json: bool) -> int:
     for problem in problems:
         printer.say(f"pannier: {problem}")
-    print("\n".join(status_lines(status)))
+    print(_json(status) if as_json else "\n".join(status_lines(status)))
     return 0 if status.llama_server is not None else 1
 
 

@@ -2,7 +2,9 @@
 
 The output goes to a file, not to a pipe: a grandchild that keeps a pipe open (compilers do) would
 hold up the wait for the program itself, and a file is at the same time the log that a person can
-read when a build fails. The program leads its own session, so that a stop reaches what it started.
+read when a build fails. The program leads its own session, so that a stop reaches what it started;
+a long one is also *watched*: should Pannier be killed, its open end of a pipe closes, and a small
+guard in the session ends the session.
 
 Must not: interpret what a program prints.
 """
@@ -12,8 +14,9 @@ import contextlib
 import os
 import re
 import signal
+import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -23,6 +26,18 @@ _T = TypeVar("_T")
 _ERROR = re.compile(r"\berror:|CMake Error|undefined reference|No space left", re.IGNORECASE)
 _KEPT = 8 << 20
 _POLL = 0.2
+_GUARD = """
+import os, signal, subprocess, sys, threading
+def watch():
+    os.read(0, 1)  # returns when the other end is gone
+    os.killpg(0, signal.SIGKILL)
+threading.Thread(target=watch, daemon=True).start()
+code = subprocess.call(sys.argv[1:], stdin=subprocess.DEVNULL)
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
 _GRACE = 3.0
 
 
@@ -74,16 +89,22 @@ async def run(
     log: Path | None = None,
     on_line: Callable[[str], None] | None = None,
     on_tick: Callable[[], None] | None = None,
+    watched: bool = False,
 ) -> Ended:
     """Run *argv* for at most *seconds*; *on_line* hears each line, *on_tick* the passing of time.
 
     Raises OSError when the program cannot be started at all.
     """
-    with log.open("w+b") if log is not None else tempfile.TemporaryFile() as out:
+    with (
+        log.open("w+b") if log is not None else tempfile.TemporaryFile() as out,
+        _stdin(watched=watched) as stdin,
+    ):
+        if watched:
+            argv = [sys.executable, "-c", _GUARD, *argv]
         reader = _Lines(out, on_line)
         process = await asyncio.create_subprocess_exec(
             *argv,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=stdin,
             stdout=out,
             stderr=out,
             env=dict(env) if env is not None else None,
@@ -98,6 +119,17 @@ async def run(
                 await _end_group(process.pid, waiter)
         reader.read(last=True)
         return Ended(code=waiter.result(), output=reader.text(), timed_out=timed_out)
+
+
+@contextlib.contextmanager
+def _stdin(*, watched: bool) -> Iterator[int]:
+    """Nothing to read; when *watched*, its end tells that this process is gone."""
+    ends = os.pipe() if watched else (os.open(os.devnull, os.O_RDONLY),)
+    try:
+        yield ends[0]
+    finally:
+        for end in ends:
+            os.close(end)
 
 
 async def in_thread(function: Callable[..., _T], *args: object) -> _T:
@@ -137,12 +169,21 @@ async def _end_group(pid: int, waiter: asyncio.Task[int]) -> None:
     await asyncio.wait({waiter}, timeout=_GRACE)
     _signal_group(pid, signal.SIGKILL)
     await asyncio.wait({waiter})
+    # The rest of the group dies a moment later, and may still write where we clean up next. In a
+    # container without an init its zombies stay, so this is bounded.
+    for _ in range(40):
+        if not _signal_group(pid, 0):
+            break
+        await asyncio.sleep(0.025)
 
 
-def _signal_group(pid: int, number: signal.Signals) -> None:
+def _signal_group(pid: int, number: int) -> bool:
     # PermissionError: macOS says so for a group of which only zombies are left.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    try:
         os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 class _Lines:

@@ -1,11 +1,12 @@
 """What these tests share: small real programs, archives of them, and a release server."""
 
+import asyncio
 import hashlib
 import io
 import os
 import sys
 import tarfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,17 @@ class ReleaseServer:
         if self.redirect is not None:
             raise web.HTTPFound(self.redirect)
         return web.Response(body=self.files[request.match_info["name"]])
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _loop_that_is_closed() -> Iterator[None]:
+    # pytest-asyncio asks for the current loop; Python 3.11 then makes one that nobody closes, and
+    # the `asyncio.run` of a command lets go of it.
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    asyncio.set_event_loop(None)
+    loop.close()
 
 
 @pytest.fixture

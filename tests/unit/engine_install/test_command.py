@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,7 @@ def test_an_install_that_fails_says_what_to_do(bare, capsys, monkeypatch):
     assert "what to do:" in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_stop_ends_the_build_with_its_compilers(environ, pins, tmp_path, managed, number):
     pid = tmp_path / "compiler"
     code = (
@@ -135,6 +136,10 @@ def test_a_stop_ends_the_build_with_its_compilers(environ, pins, tmp_path, manag
         assert any("45 %" in line for line in build.stdout)
         os.kill(build.pid, number)
         assert build.wait(timeout=20) != 0
+    deadline = time.monotonic() + 10
+    while not gone(int(pid.read_text())) and time.monotonic() < deadline:
+        time.sleep(0.02)  # after SIGKILL it is the guard that ends it, a moment later
     assert gone(int(pid.read_text()))
-    assert leftovers(managed) == []
+    # Nobody could clean up after SIGKILL; the next install does.
+    assert number == signal.SIGKILL or leftovers(managed) == []
     assert not list(managed.glob("llama-server*"))

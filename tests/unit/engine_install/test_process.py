@@ -22,6 +22,13 @@ async def test_a_program_that_takes_too_long_is_ended():
     assert ended.reason() == "took too long and was stopped"
 
 
+@pytest.mark.parametrize(("command", "code"), [("exit 3", 3), ("kill -ILL $$", -4)])
+async def test_a_watched_program_ends_as_it_would_alone(command, code):
+    ended = await run(["sh", "-c", f"echo said; {command}"], seconds=20, watched=True)
+    assert ended.code == code
+    assert ended.output == "said\n"
+
+
 async def test_a_program_that_is_not_there_is_an_oserror():
     with pytest.raises(OSError, match="nowhere"):
         await run(["/nowhere/program"], seconds=1)
