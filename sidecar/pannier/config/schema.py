@@ -64,6 +64,14 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     allow_http_placement: Annotated[
         bool, Meta(description="Let clients change the placement tables of this file over HTTP.")
     ] = False
+    event_header: Annotated[
+        Text | None,
+        Meta(
+            description="Streaming requests that carry this header, not empty, get Open WebUI's "
+            "status events while their model loads. Absent: none do.",
+            examples=["X-OpenWebUI-Message-Id"],
+        ),
+    ] = None
     allowed_hosts: Annotated[
         tuple[Text, ...],
         Meta(

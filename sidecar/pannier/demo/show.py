@@ -10,39 +10,17 @@ from collections.abc import Iterable
 from typing import TextIO
 
 from pannier.serve.rows import Row
+from pannier.serve.words import amount, bar, remaining, what
 
-_WORDS = {
-    "queued": "waits",
-    "making_room": "waits for room",
-    "starting": "starting",
-    "weights": "reading weights",
-    "projector": "reading the projector",
-    "draft": "reading the draft model",
-    "warming_up": "warming up",
-}
 _WIDTH = 24
 
 
 def line(row: Row) -> str:
     """One load as one line: name, bar, percent, bytes, what happens, seconds left."""
     fraction = row.fraction or 0.0
-    full = round(fraction * _WIDTH)
-    bar = "█" * full + "░" * (_WIDTH - full)
-    parts = [f"{row.id:<16} {bar} {fraction * 100:3.0f} %"]
-    if row.bytes_done is not None and row.bytes_total:
-        parts.append(f"{row.bytes_done / 1e6:.0f} of {row.bytes_total / 1e6:.0f} MB")
-    parts.append(_what(row))
-    if row.eta_s is not None and row.state == "loading":
-        parts.append(f"about {row.eta_s:.0f} s left")
+    parts = [f"{row.id:<16} {bar(fraction, _WIDTH)} {fraction * 100:3.0f} %"]
+    parts += [each for each in (amount(row), what(row), remaining(row)) if each]
     return "  ".join(parts)
-
-
-def _what(row: Row) -> str:
-    if row.state == "failed" and row.error is not None:
-        return f"failed: {row.error.text()}"
-    if row.state == "ready":
-        return f"ready after {row.elapsed_s or 0:.1f} s"
-    return _WORDS.get(row.stage or "", row.state)
 
 
 class Bars:

@@ -33,7 +33,7 @@ def make_app(
     readiness = ReadinessRoutes(snapshots, streams)
     models = OpenAiRoutes(snapshots)
     router = RouterRoutes(snapshots, models, levers, streams)
-    forwarder = Forwarder(session, models.choose, lend)
+    forwarder = Forwarder(session, snapshots, models.choose, lend)
     get = app.router.add_get
     get("/v1/models", models.models)
     get("/v1/models/{model:.+}", models.model)

@@ -20,19 +20,17 @@ from aiohttp import web
 
 from pannier.errors import PannierError
 from pannier.fleet.host import Upstream
+from pannier.progress.hub import Latest
 from pannier.serve.asked import read_asked
 from pannier.serve.errors import ApiError, from_error
 from pannier.serve.headers import to_client, to_upstream
-from pannier.serve.streams import sse_response
+from pannier.serve.snapshot import Snapshot
+from pannier.serve.waiting import QUIET_S, Waiting
 
 Lend = Callable[[str], AbstractAsyncContextManager[Upstream]]
 
 MAX_BODY = 64 * 1024 * 1024
 """A few images as base64; aiohttp's own limit of 1 MiB is less than one."""
-
-QUIET_S = 5.0
-"""Seconds before a waiting stream is begun with a comment, and between two of them. Common proxies
-give up after 60 s without a byte."""
 
 ROUTES: dict[str, str] = {
     "/v1/chat/completions": "/v1/chat/completions",
@@ -72,11 +70,19 @@ class Forwarder:
     """Forwards requests. `choose` gives the instance for a model's name or raises ApiError."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, choose: Callable[[str], str], lend: Lend
+        self,
+        session: aiohttp.ClientSession,
+        snapshots: Latest[Snapshot],
+        choose: Callable[[str], str],
+        lend: Lend,
+        *,
+        quiet_s: float = QUIET_S,
     ) -> None:
         self._session = session
+        self._snapshots = snapshots
         self._choose = choose
         self._lend = lend
+        self._quiet_s = quiet_s
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """The handler of every route of `ROUTES`."""
@@ -88,7 +94,7 @@ class Forwarder:
             waiting = asyncio.ensure_future(stack.enter_async_context(self._lend(instance)))
             try:
                 if stream:
-                    begun = await _keep_alive(request, waiting)
+                    begun = await self._waiting(request, instance).until(waiting)
                 upstream = await waiting
             except PannierError as error:
                 if begun is None:
@@ -97,6 +103,17 @@ class Forwarder:
             finally:
                 await _settle(waiting)
             return await self._exchange(request, body, upstream, begun)
+
+    def _waiting(self, request: web.Request, instance: str) -> Waiting:
+        snapshot = self._snapshots.value
+        header = snapshot.config.server.event_header
+        return Waiting(
+            request,
+            self._snapshots,
+            snapshot.plan.instance(instance).model,
+            events=header is not None and bool(request.headers.get(header, "").strip()),
+            quiet_s=self._quiet_s,
+        )
 
     async def _exchange(
         self,
@@ -133,21 +150,6 @@ async def _read_body(request: web.Request) -> bytes:
     if request.content_length is not None and request.content_length > MAX_BODY:
         raise ApiError(413, f"the body is larger than {MAX_BODY} bytes", code="too_large")
     return await request.read()
-
-
-async def _keep_alive(
-    request: web.Request, waiting: "asyncio.Future[Upstream]"
-) -> web.StreamResponse | None:
-    """Waits for the load; past a quiet time it begins the stream and keeps it open."""
-    response: web.StreamResponse | None = None
-    while True:
-        done, _ = await asyncio.wait({waiting}, timeout=QUIET_S)
-        if done:
-            return response
-        if response is None:
-            response = sse_response()
-            await response.prepare(request)
-        await response.write(b": loading\n\n")
 
 
 async def _pass_on(

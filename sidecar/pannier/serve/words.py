@@ -1,0 +1,58 @@
+"""A row of readiness in words, the same in the terminal and in the chat. Pure.
+
+Must not: hold markup of any kind; some readers show these words as they are.
+"""
+
+from pannier.serve.rows import Row
+
+_STAGES = {
+    "queued": "waits",
+    "making_room": "waits for room",
+    "starting": "starting",
+    "weights": "reading weights",
+    "projector": "reading the projector",
+    "draft": "reading the draft model",
+    "warming_up": "warming up",
+}
+
+
+def bar(fraction: float, width: int) -> str:
+    """A bar of `width` characters."""
+    full = round(max(0.0, min(1.0, fraction)) * width)
+    return "▰" * full + "▱" * (width - full)
+
+
+def what(row: Row) -> str:
+    """What happens to a model now, or how its load ended."""
+    if row.state == "failed" and row.error is not None:
+        return f"failed: {row.error.text()}"
+    if row.state == "ready":
+        return f"ready after {row.elapsed_s or 0:.1f} s"
+    if row.stage == "making_room" and row.making_room:
+        return f"waits for {row.making_room} to make room"
+    return _STAGES.get(row.stage or "", row.state)
+
+
+def amount(row: Row) -> str | None:
+    """Bytes read of all, in the unit that suits them; None where they are not known."""
+    if row.bytes_done is None or not row.bytes_total:
+        return None
+    if row.bytes_total >= 10**9:
+        return f"{row.bytes_done / 1e9:.1f} of {row.bytes_total / 1e9:.1f} GB"
+    return f"{row.bytes_done / 1e6:.0f} of {row.bytes_total / 1e6:.0f} MB"
+
+
+def remaining(row: Row) -> str | None:
+    """Seconds left, when they are known and it loads."""
+    if row.eta_s is None or row.state != "loading":
+        return None
+    return f"about {row.eta_s:.0f} s left"
+
+
+def chat_line(row: Row) -> str:
+    """One line for a chat: name, bar, percent, bytes, what happens, seconds left."""
+    if row.state in ("ready", "failed") or row.fraction is None:
+        return f"{row.id}: {what(row)}"
+    parts = [f"{row.id} {bar(row.fraction, 10)} {row.fraction * 100:.0f} %"]
+    parts += [each for each in (amount(row), what(row), remaining(row)) if each]
+    return " · ".join(parts)
