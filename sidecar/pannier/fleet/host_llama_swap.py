@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import aiohttp
+import msgspec
 
 from pannier.errors import Failure, HostError
 from pannier.fleet.host import STOP_GRACE_S, Hooks, Upstream, Workplace, guard_command
@@ -112,9 +113,12 @@ class LlamaSwapHost:
     async def load(self, instance: str) -> None:
         """Asks llama-swap for the instance; the request stays open until it is ready.
 
-        An abandoned one would let a `ttl` unload the model one second after it became ready.
+        An abandoned one would let a `ttl` unload the model one second after it became ready. An
+        earlier run of the instance is ended first: its launcher tells of the end of an engine
+        before llama-swap sees it, and until then llama-swap would take this request for that run.
         """
-        await self._end_load(instance)
+        if instance in self._loads:
+            await self.unload(instance)
         self._loads[instance] = asyncio.create_task(
             self._ask_for(instance), name=f"load of {instance}"
         )
@@ -189,5 +193,10 @@ class LlamaSwapHost:
 
 def _reason(body: str) -> str:
     """The human part of a llama-swap error, without the command line that some versions show."""
-    text = body.strip().partition("failed to start command '")[0] or "llama-swap could not start it"
-    return f"llama-swap: {text[:300]}"
+    try:
+        found = msgspec.json.decode(body)["error"]
+        text = str(found["message"] if isinstance(found, dict) else found)
+    except (msgspec.MsgspecError, KeyError, TypeError):
+        text = body
+    text = text.strip().partition("failed to start command '")[0]
+    return f"llama-swap: {text[:300] or 'it could not start the model'}"
