@@ -9,10 +9,12 @@ it.
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +94,8 @@ async def _steps(
         kind = "llama-swap" if snapshot.host == "llama-swap" else "Pannier's own host (direct)"
         printer.say(f"{kind} runs the models of {config}; loading them:")
         took("start")
-        await _loaded(service)
+        with _quiet_log():
+            await _loaded(service)
         took("load")
         if once:
             await _ask(service, printer)
@@ -104,6 +107,18 @@ async def _steps(
     parts = ", ".join(f"{step} {value:.1f} s" for step, value in seconds.items())
     print(f"seconds: {parts}")
     return 0
+
+
+@contextlib.contextmanager
+def _quiet_log() -> Iterator[None]:
+    """The bars say the same, and a log line between them would break them."""
+    log = logging.getLogger("pannier")
+    before = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 async def _loaded(service: Service) -> None:

@@ -192,8 +192,9 @@ class Fleet:
         decision = decide(self._desired.groups, running)
         for key in decision.stop:
             owner = self._owners[key]
-            why = "changed" if owner.launch.id in self._desired.groups else "not wanted any more"
-            log.info("group %s: %s, stopping it", owner.launch.id, why)
+            if self._desired.groups:
+                why = "changed" if owner.launch.id in self._desired.groups else "removed"
+                log.info("group %s: %s, stopping it", owner.launch.id, why)
             owner.stop()
         for group_id in decision.start:
             self._start(self._desired.groups[group_id])
