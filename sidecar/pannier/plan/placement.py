@@ -91,6 +91,16 @@ class _Choice(msgspec.Struct):
     swap_room: Room | None = None
 
 
+class _Draft(msgspec.Struct):
+    """The plan while it is being made."""
+
+    rooms: list[Room]
+    choices: list[_Choice] = []
+    unplaceable: list[Unplaceable] = []
+    tight: dict[str, dict[str, int]] = {}
+    reasons: list[str] = []
+
+
 def estimate_bytes(model: Model, files: ModelFiles) -> int:
     """Bytes that a model takes on its devices, estimated from its files alone.
 
@@ -102,39 +112,33 @@ def estimate_bytes(model: Model, files: ModelFiles) -> int:
 
 
 def make_plan(config: Config, inventory: Inventory, files: Mapping[str, ModelFiles]) -> Plan:
-    """The plan for this config on these devices. Never raises for a valid config."""
-    rooms = rooms_of(config.memory.reserve, inventory)
+    """The plan for this config on these devices. Never raises for a valid config.
+
+    What a person pinned comes first, then what is never swapped out, then the rest: whoever has no
+    choice must not find the room taken by those who have one.
+    """
+    draft = _Draft(rooms_of(config.memory.reserve, inventory))
     names = sorted(config.models, key=lambda name: (ROLES[config.models[name].role].rank, name))
     absent = tuple(name for name in names if files[name].missing)
-    choices: list[_Choice] = []
-    unplaceable: list[Unplaceable] = []
-    tight: dict[str, dict[str, int]] = {}
-    reasons: list[str] = []
+    installed = [name for name in names if name not in absent]
+    pinned = [name for name in installed if _placement_of(config, name)]
+    for name in pinned:
+        _place_pinned(name, config, files[name], draft, inventory)
+    free = [name for name in installed if name not in pinned]
     waiting: list[_Choice] = []
-    for name in (name for name in names if name not in absent):
-        model, spec = config.models[name], _placement_of(config, name)
+    for name in sorted(free, key=lambda name: not config.models[name].keep):
+        model = config.models[name]
         need = estimate_bytes(model, files[name])
-        for replica in range(spec.replicas if spec else 1):
-            choice = _Choice(
-                _instance(name, model, files[name], replica, spec, need), [], model.keep
-            )
-            problem = _place_pinned(choice, spec, rooms, inventory) if spec else None
-            if problem:
-                unplaceable.append(problem)
-            elif spec or _place_alone(choice, rooms) or _place_split(choice, rooms):
-                choices.append(choice)
-            else:
-                waiting.append(choice)
-    for choice in waiting:
-        problem = _share(choice, choices, rooms, tight)
-        if problem:
-            unplaceable.append(problem)
+        choice = _Choice(_instance(name, model, files[name], 0, None, need), [], model.keep)
+        if _place_alone(choice, draft.rooms) or _place_split(choice, draft.rooms):
+            draft.choices.append(choice)
+        elif choice.keep:
+            _squeeze(choice, draft)
         else:
-            choices.append(choice)
-            reasons.append(
-                f"{choice.instance.id} shares {choice.rooms[0].name}: not all fit at once"
-            )
-    return _plan(choices, inventory, tuple(unplaceable), absent, tight, reasons)
+            waiting.append(choice)
+    for choice in waiting:
+        _share(choice, draft)
+    return _plan(draft, inventory, absent)
 
 
 def _placement_of(config: Config, name: str) -> Placement | None:
@@ -160,29 +164,41 @@ def _instance(
 
 
 def _place_pinned(
-    choice: _Choice, spec: Placement, rooms: list[Room], inventory: Inventory
-) -> Unplaceable | None:
-    """Obeys a manual placement exactly, or says why it cannot be."""
-    chosen: list[Room] = []
-    for wanted in spec.devices:
-        device = inventory.find(wanted)
+    name: str, config: Config, files: ModelFiles, draft: _Draft, inventory: Inventory
+) -> None:
+    """Obeys a manual placement exactly, or says why it cannot be. What is too small is tight."""
+    model, spec = config.models[name], _placement_of(config, name)
+    assert spec is not None  # noqa: S101  asked for pinned models only
+    need = estimate_bytes(model, files)
+    found = [(wanted, inventory.find(wanted)) for wanted in spec.devices]
+    reason = _bad_pin(found, inventory)
+    if reason:
+        draft.unplaceable.append(Unplaceable(model=name, need=need, have=0, reason=reason))
+        return
+    labels = [device.label for _, device in found if device is not None]
+    chosen = [next(room for room in draft.rooms if room.label == label) for label in labels]
+    shares = spec.tensor_split or tuple(1 for _ in chosen)
+    for replica in range(spec.replicas):
+        instance = _instance(name, model, files, replica, spec, need)
+        for room, share in zip(chosen, shares, strict=True):
+            short = room.charge(need * share // sum(shares))
+            if short:
+                draft.tight.setdefault(instance.id, {})[room.name] = short
+        split = shares if len(chosen) > 1 else None
+        instance = msgspec.structs.replace(instance, tensor_split=split)
+        draft.choices.append(_Choice(instance, list(chosen), model.keep))
+
+
+def _bad_pin(found: list[tuple[int | str, Device | None]], inventory: Inventory) -> str | None:
+    """Why these devices cannot be taken: one is not there, or is named in two ways."""
+    labels = set()
+    for wanted, device in found:
         if device is None:
             known = ", ".join(f"{d.index} ({d.label})" for d in inventory.devices) or "none"
-            reason = f"placement names device {wanted!r}; the devices of this machine: {known}"
-            return Unplaceable(
-                model=choice.instance.model,
-                need=choice.instance.bytes_needed,
-                have=0,
-                reason=reason,
-            )
-        chosen.append(next(room for room in rooms if room.label == device.label))
-    choice.rooms = chosen
-    shares = spec.tensor_split or tuple(1 for _ in chosen)
-    for room, share in zip(chosen, shares, strict=True):
-        room.free -= choice.instance.bytes_needed * share // sum(shares)
-    choice.instance = msgspec.structs.replace(
-        choice.instance, tensor_split=shares if len(chosen) > 1 else None
-    )
+            return f"placement names device {wanted!r}; the devices of this machine: {known}"
+        if device.label in labels:
+            return f"placement names the device {device.label} twice, once as {wanted!r}"
+        labels.add(device.label)
     return None
 
 
@@ -215,63 +231,117 @@ def _place_split(choice: _Choice, rooms: list[Room]) -> bool:
     return False
 
 
-def _share(
-    choice: _Choice, placed: list[_Choice], rooms: list[Room], tight: dict[str, dict[str, int]]
-) -> Unplaceable | None:
-    """Joins the swap set of the largest device, moving residents into it until the largest fits."""
-    room = max(rooms, key=lambda room: (room.capacity, -room.order))
+def _squeeze(choice: _Choice, draft: _Draft) -> None:
+    """Where a model is never swapped out and does not fit beside what is there: tight."""
+    room = max(draft.rooms, key=lambda room: (room.free, -room.order))
+    if room.label is None:
+        draft.unplaceable.append(_too_large(choice, room.free))
+        return
+    short = room.charge(choice.instance.bytes_needed)
+    draft.tight[choice.instance.id] = {room.label: short}
+    choice.rooms = [room]
+    draft.choices.append(choice)
+
+
+def _share(choice: _Choice, draft: _Draft) -> None:
+    """Joins the swap set of the roomiest device, moving residents into it until the largest fits.
+
+    Roomiest by what it would have with all its movable residents in the swap set.
+    """
     need = choice.instance.bytes_needed
-    if need > room.capacity:
+    room = max(draft.rooms, key=lambda room: (_have(room, draft), -room.order))
+    have = _have(room, draft)
+    if need > have:
         if room.label is None:
-            return Unplaceable(
-                model=choice.instance.model,
-                need=need,
-                have=room.capacity,
-                reason="it needs more memory than the machine has; a smaller quantisation,"
-                " a smaller context or fewer slots would help",
-            )
-        tight[choice.instance.id] = {room.label: need - room.capacity}
-    alone = [c for c in placed if c.rooms == [room] and not c.keep and c.swap_room is None]
-    while need > room.free + room.swap_bytes and alone:
+            draft.unplaceable.append(_too_large(choice, have))
+            return
+        draft.tight[choice.instance.id] = {room.label: need - have}
+    alone = _movable(room, draft)
+    while min(need, have) > room.free + room.swap_bytes:
         resident = alone.pop()
         resident.swap_room = room
         room.free += resident.instance.bytes_needed
         room.charge_swap(resident.instance.bytes_needed)
-    room.charge_swap(need)
+    room.charge_swap(min(need, have))
     choice.rooms, choice.swap_room = [room], room
-    return None
+    draft.choices.append(choice)
 
 
-def _plan(
-    choices: list[_Choice],
-    inventory: Inventory,
-    unplaceable: tuple[Unplaceable, ...],
-    absent: tuple[str, ...],
-    tight: dict[str, dict[str, int]],
-    reasons: list[str],
-) -> Plan:
-    order = sorted(choices, key=lambda c: (ROLES[c.instance.role].rank, c.instance.id))
+def _movable(room: Room, draft: _Draft) -> list[_Choice]:
+    """Residents of a device that may be swapped out, those that are moved last first."""
+    return [
+        choice
+        for choice in draft.choices
+        if choice.rooms == [room]
+        and not choice.keep
+        and choice.swap_room is None
+        and choice.instance.id not in draft.tight
+    ]
+
+
+def _have(room: Room, draft: _Draft) -> int:
+    """What the swap set of a device may take at most."""
+    moved = sum(choice.instance.bytes_needed for choice in _movable(room, draft))
+    return room.free + room.swap_bytes + moved
+
+
+def _too_large(choice: _Choice, have: int) -> Unplaceable:
+    return Unplaceable(
+        model=choice.instance.model,
+        need=choice.instance.bytes_needed,
+        have=have,
+        reason="it needs more memory than the machine has for it; a smaller quantisation,"
+        " a smaller context or fewer slots would help",
+    )
+
+
+def _plan(draft: _Draft, inventory: Inventory, absent: tuple[str, ...]) -> Plan:
+    order = sorted(draft.choices, key=lambda c: (ROLES[c.instance.role].rank, c.instance.id))
     instances = tuple(
         msgspec.structs.replace(
             c.instance, devices=tuple(room.label for room in c.rooms if room.label is not None)
         )
         for c in order
     )
-    groups = [Group(id=c.instance.id, members=(c.instance.id,)) for c in order if not c.swap_room]
     shared: dict[str, list[str]] = {}
     for choice in order:
         if choice.swap_room:
-            shared.setdefault(f"swap-{choice.swap_room.name}", []).append(choice.instance.id)
+            shared.setdefault(choice.swap_room.name, []).append(choice.instance.id)
+    swapped = {name: members for name, members in sorted(shared.items()) if len(members) > 1}
+    together = {member for members in swapped.values() for member in members}
+    groups = [
+        Group(id=c.instance.id, members=(c.instance.id,))
+        for c in order
+        if c.instance.id not in together
+    ]
+    taken = {instance.id for instance in instances}
     groups += [
-        Group(id=group, members=tuple(members), swap=len(members) > 1)
-        for group, members in sorted(shared.items())
+        Group(id=_group_id(name, taken), members=tuple(members), swap=True)
+        for name, members in swapped.items()
+    ]
+    reasons = [
+        f"{', '.join(members)} share {name}: not all fit at once"
+        for name, members in swapped.items()
+    ]
+    reasons += [
+        f"{instance_id} does not fit {label}: {missing / 1024**3:.1f} GiB are missing"
+        for instance_id, short in sorted(draft.tight.items())
+        for label, missing in short.items()
     ]
     return Plan(
         devices=inventory.devices,
         instances=instances,
         groups=tuple(groups),
-        unplaceable=unplaceable,
+        unplaceable=tuple(draft.unplaceable),
         skipped_not_installed=absent,
-        tight=dict(sorted(tight.items())),
+        tight=dict(sorted(draft.tight.items())),
         reasons=(*inventory.notes, *reasons),
     )
+
+
+def _group_id(room: str, taken: set[str]) -> str:
+    """The id of a device's swap set: one that no model has."""
+    name = f"swap-{room}"
+    while name in taken:
+        name = f"swap-{name}"
+    return name

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pannier.devices.inventory import Inventory
+from pannier.devices.inventory import Device, Inventory
 
 
 class Room(msgspec.Struct, kw_only=True):
@@ -27,6 +27,12 @@ class Room(msgspec.Struct, kw_only=True):
         """The device's label, or "host"."""
         return self.label or "host"
 
+    def charge(self, need: int) -> int:
+        """Takes `need`, at most what is free; returns what is missing."""
+        short = max(0, need - self.free)
+        self.free -= need - short
+        return short
+
     def charge_swap(self, need: int) -> None:
         """Grows the share of the swap set to `need`, when it is larger than its members so far."""
         more = max(0, need - self.swap_bytes)
@@ -39,11 +45,16 @@ def rooms_of(reserve: int | Mapping[str, int], inventory: Inventory) -> list[Roo
     if not inventory.devices:
         kept = reserve if isinstance(reserve, int) else reserve.get("host", 0)
         # 0 when /proc/meminfo is not there: then memory cannot refuse anything.
-        have = inventory.host.available - kept if inventory.host.available else 1 << 60
+        have = max(0, inventory.host.available - kept) if inventory.host.available else 1 << 60
         return [Room(order=0, label=None, capacity=have, free=have)]
     rooms = []
     for device in inventory.devices:
-        kept = reserve if isinstance(reserve, int) else reserve.get(device.label, 0)
+        kept = reserve if isinstance(reserve, int) else _reserve_of(device, reserve)
         have = max(0, device.free - kept)
         rooms.append(Room(order=device.index, label=device.label, capacity=have, free=have))
     return rooms
+
+
+def _reserve_of(device: Device, reserve: Mapping[str, int]) -> int:
+    """A table of reserves names devices by label or UUID."""
+    return reserve.get(device.label, reserve.get(device.uuid or "", 0))
