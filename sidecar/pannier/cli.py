@@ -41,6 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # The reader of our output is gone (`pannier plan | head -1`): nothing to tell anybody.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def default_config() -> Path:
@@ -124,7 +128,7 @@ def _log_to_stderr(*, verbose: bool) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    if os.name != "posix":
+    if sys.platform == "win32":
         raise _windows("serve")
     from pannier import service
 
@@ -200,7 +204,7 @@ def _init(args: argparse.Namespace) -> int:
 
 
 def _demo(args: argparse.Namespace) -> int:
-    if os.name != "posix":
+    if sys.platform == "win32":
         raise _windows("demo")
     from pannier.demo.run import demo
 

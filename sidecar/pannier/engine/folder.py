@@ -14,9 +14,9 @@ Must not: know where programs come from.
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -25,6 +25,9 @@ import msgspec
 
 from pannier.engine.locate import ORIGIN, Origin
 from pannier.errors import EngineError
+
+if sys.platform != "win32":
+    import fcntl
 
 
 class ManagedFolder:
@@ -102,6 +105,8 @@ class ManagedFolder:
 
 
 def _try_lock(lock: int) -> bool:
+    if sys.platform == "win32":
+        return True  # Windows: two installs at once do the work twice; the rename decides.
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -13,6 +13,7 @@ import errno
 import hashlib
 import os
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,7 +23,7 @@ import msgspec
 from pannier.errors import StoreError
 from pannier.fleet.sweep import Session, boot_id
 
-if os.name == "posix":
+if sys.platform != "win32":
     import fcntl
 
 _LONGEST_SOCKET_PATH = 100
