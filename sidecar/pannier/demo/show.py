@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterable
 from typing import TextIO
 
-from pannier.serve.rows import Row
+from pannier.serve.shapes import Row
 from pannier.serve.words import amount, bar, remaining, what
 
 _WIDTH = 24

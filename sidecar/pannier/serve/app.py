@@ -13,6 +13,7 @@ from pannier.progress.hub import Latest
 from pannier.serve.errors import openai_errors
 from pannier.serve.forward import MAX_BODY, ROUTES, Forwarder, Lend
 from pannier.serve.openai import OpenAiRoutes
+from pannier.serve.openapi import openapi_json
 from pannier.serve.readiness import ReadinessRoutes
 from pannier.serve.router_dialect import Levers, RouterRoutes
 from pannier.serve.security import Gate, guard
@@ -44,6 +45,12 @@ def make_app(
     get("/models/sse", router.events)
     app.router.add_post("/models/load", router.load)
     app.router.add_post("/models/unload", router.unload)
+    described = openapi_json(ROUTES)
+
+    async def openapi(request: web.Request) -> web.Response:
+        return web.Response(body=described, content_type="application/json")
+
+    get("/openapi.json", openapi)
     get("/livez", readiness.livez)
     get("/readyz", readiness.readyz)
     get("/healthz", readiness.readyz)

@@ -14,7 +14,8 @@ from aiohttp import web
 from pannier.progress.hub import Latest
 from pannier.serve.errors import ApiError, from_failure
 from pannier.serve.readiness import reply
-from pannier.serve.rows import Row, row, rows
+from pannier.serve.rows import row, rows
+from pannier.serve.shapes import Row
 from pannier.serve.snapshot import Snapshot
 
 ROUTER_STATUS = {

@@ -15,7 +15,8 @@ from aiohttp import web
 
 from pannier.progress.hub import Latest
 from pannier.serve.errors import ApiError
-from pannier.serve.rows import Row, row, rows, wanted_ready
+from pannier.serve.rows import listing, row, rows, wanted_ready
+from pannier.serve.shapes import Row
 from pannier.serve.snapshot import Snapshot
 from pannier.serve.streams import EventStream, Streams
 
@@ -35,18 +36,6 @@ def reply(value: object, status: int = 200) -> web.Response:
         content_type="application/json",
         headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"},
     )
-
-
-def listing(snapshot: Snapshot, now: float) -> dict[str, object]:
-    """The whole list, in the shape of `GET /v1/readiness`."""
-    return {
-        "object": "list",
-        "ready": all(wanted_ready(snapshot, model) for model in snapshot.config.models),
-        "generation": snapshot.generation,
-        "host": snapshot.host,
-        "config": snapshot.status,
-        "data": rows(snapshot, now),
-    }
 
 
 class ReadinessRoutes:

@@ -21,7 +21,8 @@ from pannier.serve.asked import read_asked
 from pannier.serve.errors import from_failure
 from pannier.serve.openai import ROUTER_STATUS, OpenAiRoutes
 from pannier.serve.readiness import KEEP_ALIVE_S, reply
-from pannier.serve.rows import Row, row, rows
+from pannier.serve.rows import row, rows
+from pannier.serve.shapes import Row
 from pannier.serve.snapshot import Snapshot
 from pannier.serve.streams import EventStream, Streams
 

@@ -6,61 +6,31 @@ A model of several instances shows the best of them, and all of them below it.
 Must not: read a clock; the moment is passed in, in loop seconds.
 """
 
-from typing import Literal
-
-import msgspec
-
 from pannier.errors import Failure
 from pannier.fleet.view import InstanceView
 from pannier.progress.tracker import Shown, show
+from pannier.serve.shapes import InstanceRow, Listing, Row, Stage, State
 from pannier.serve.snapshot import Snapshot
-
-State = Literal[
-    "cold", "queued", "loading", "ready", "draining", "failed", "not_installed", "unplaceable"
-]
 
 _BEST_FIRST: tuple[State, ...] = (
     "ready", "loading", "queued", "draining", "cold", "failed", "unplaceable", "not_installed",
 )  # fmt: skip
 
 
-class InstanceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One instance of a model. `pid` is llama-server's."""
-
-    id: str
-    state: State
-    stage: str | None
-    fraction: float | None
-    group: str
-    pid: int | None
-    port: int | None
-    devices: tuple[str, ...]
-
-
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One model. Bytes and seconds; null where nothing is known."""
-
-    id: str
-    object: Literal["model.readiness"] = "model.readiness"
-    role: str
-    aliases: tuple[str, ...]
-    state: State
-    stage: str | None = None
-    fraction: float | None = None
-    bytes_done: int | None = None
-    bytes_total: int | None = None
-    eta_s: float | None = None
-    elapsed_s: float | None = None
-    source: str | None = None
-    stalled: bool = False
-    making_room: str | None = None
-    error: Failure | None = None
-    instances: tuple[InstanceRow, ...] = ()
-
-
 def rows(snapshot: Snapshot, now: float) -> tuple[Row, ...]:
     """A row for every model of the config, in its order."""
     return tuple(row(snapshot, model, now) for model in snapshot.config.models)
+
+
+def listing(snapshot: Snapshot, now: float) -> Listing:
+    """The whole list, in the shape of `GET /v1/readiness`."""
+    return Listing(
+        ready=all(wanted_ready(snapshot, model) for model in snapshot.config.models),
+        generation=snapshot.generation,
+        host=snapshot.host,
+        config=snapshot.status,
+        data=rows(snapshot, now),
+    )
 
 
 def row(snapshot: Snapshot, model_id: str, now: float) -> Row:
@@ -160,7 +130,7 @@ def _shown(view: InstanceView | None, state: State, now: float) -> Shown | None:
     return show(view.progress, now)
 
 
-def _stage(view: InstanceView | None, state: State, shown: Shown | None) -> str | None:
+def _stage(view: InstanceView | None, state: State, shown: Shown | None) -> Stage | None:
     if state == "queued":
         return "making_room" if view is not None and view.making_room else "queued"
     return shown.stage if shown and state == "loading" else None

@@ -14,7 +14,8 @@ from aiohttp import web
 
 from pannier.fleet.host import Upstream
 from pannier.progress.hub import Latest
-from pannier.serve.rows import Row, row
+from pannier.serve.rows import row
+from pannier.serve.shapes import Row
 from pannier.serve.snapshot import Snapshot
 from pannier.serve.streams import sse_response
 from pannier.serve.words import chat_line

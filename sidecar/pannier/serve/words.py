@@ -3,7 +3,7 @@
 Must not: hold markup of any kind; some readers show these words as they are.
 """
 
-from pannier.serve.rows import Row
+from pannier.serve.shapes import Row
 
 _STAGES = {
     "queued": "waits",
