@@ -1,4 +1,4 @@
-"""What `/v1/readiness` answers with: the contract of the page, the plugin and the command line. Pure.
+"""What `/v1/readiness` answers with: the contract of page, plugin and command line. Pure.
 
 The fields and their descriptions are the source of `/openapi.json` too, so that what is served and
 what is described are one thing.
