@@ -7,7 +7,7 @@ Must not: read tensors, or guess a model that the config does not name.
 """
 
 import re
-from collections.abc import Iterator
+import stat
 from pathlib import Path
 
 from pannier.config.schema import Config, Model
@@ -23,25 +23,28 @@ def find_files(config: Config, base: Path) -> dict[str, ModelFiles]:
 
 def find_model(model: Model, base: Path) -> ModelFiles:
     """The files of one model."""
-    path = _absolute(model.path, base)
-    parts = [path, *_other_shards(path)]
-    projector = _projector(model, path, base)
-    draft = _absolute(model.draft, base) if model.draft else None
-    wanted = [*parts, *(extra for extra in (projector, draft) if extra)]
+    parts = _parts(absolute(model.path, base))
+    projector = _projector(model, parts[0], base)
+    draft = _parts(absolute(model.draft, base)) if model.draft else []
+    wanted = [*parts, *([projector] if projector else []), *draft]
     sizes = {file: _size(file) for file in wanted}
     return ModelFiles(
-        path=str(path),
+        path=str(parts[0]),
         weights=sum(sizes[part] or 0 for part in parts),
         projector=str(projector) if projector else None,
         projector_bytes=(sizes[projector] or 0) if projector else 0,
-        draft=str(draft) if draft else None,
-        draft_bytes=(sizes[draft] or 0) if draft else 0,
+        draft=str(draft[0]) if draft else None,
+        draft_bytes=sum(sizes[part] or 0 for part in draft),
         missing=tuple(str(file) for file in wanted if sizes[file] is None),
     )
 
 
-def _absolute(text: str, base: Path) -> Path:
-    return base / Path(text).expanduser()
+def absolute(text: str, base: Path) -> Path:
+    """A path of the config: relative to `base`, and with a home folder where one is meant."""
+    try:
+        return base / Path(text).expanduser()
+    except RuntimeError:  # the home of a user whom this machine does not know
+        return base / text
 
 
 def _size(path: Path) -> int | None:
@@ -49,16 +52,18 @@ def _size(path: Path) -> int | None:
         status = path.stat()
     except OSError:
         return None
-    return status.st_size if path.is_file() else None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
-def _other_shards(first: Path) -> Iterator[Path]:
-    match = _SHARD.match(first.name)
-    if match:
-        for part in range(1, int(match["count"]) + 1):
-            name = f"{match['stem']}-{part:05d}-of-{match['count']}.gguf"
-            if name != first.name:
-                yield first.with_name(name)
+def _parts(path: Path) -> list[Path]:
+    """All shards of a model of which one is named, the one that the engine is given first."""
+    match = _SHARD.match(path.name)
+    if not match or not 1 <= int(match["part"]) <= int(match["count"]):
+        return [path]
+    return [
+        path.with_name(f"{match['stem']}-{part:05d}-of-{match['count']}.gguf")
+        for part in range(1, int(match["count"]) + 1)
+    ]
 
 
 def _projector(model: Model, path: Path, base: Path) -> Path | None:
@@ -70,7 +75,10 @@ def _projector(model: Model, path: Path, base: Path) -> Path | None:
     if model.role != "vision" or model.mmproj == "none":
         return None
     if model.mmproj != "auto":
-        return _absolute(model.mmproj, base)
-    found = sorted(path.parent.glob("mmproj*.gguf")) if path.parent.is_dir() else []
+        return absolute(model.mmproj, base)
+    try:
+        found = sorted(path.parent.glob("mmproj*.gguf"))
+    except OSError:  # a folder that cannot be looked at
+        found = []
     f16 = [file for file in found if re.search(r"(?<![a-z])f16", file.name, re.IGNORECASE)]
     return next(iter(f16 or found), path.with_name("mmproj.gguf"))
