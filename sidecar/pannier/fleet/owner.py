@@ -9,6 +9,7 @@ Must not: decide. A new rule belongs into `state.py`, where it can be tested wit
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable
 from typing import assert_never
@@ -34,6 +35,11 @@ LOAD_MARGIN_S = 15.0
 
 _REPORT_GRACE_S = 1.0
 """A launcher's last words travel by another way than the news of its end, and may come later."""
+
+
+_REPLACED = Failure(code="replaced", message="the group of this model has just ended")
+
+log = logging.getLogger(__name__)
 
 
 class Ticket:
@@ -86,6 +92,8 @@ class GroupOwner:
         self._host: Host | None = None
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._timers: dict[tuple[str, str | None], asyncio.TimerHandle] = {}
+        self._over = False
+        self._mail.put_nowait(m.Begin())  # before any request can be
 
     # What others may call. All of it only posts a message or reads a view.
 
@@ -94,6 +102,8 @@ class GroupOwner:
 
         Raises LoadError when the load fails, with code "replaced" when the group is on its way out.
         """
+        if self._over:
+            raise _replaced()
         ticket = Ticket(instance)
         self._mail.put_nowait(ticket)
         try:
@@ -125,8 +135,8 @@ class GroupOwner:
 
     @property
     def leaving(self) -> bool:
-        """Whether the group was asked to end."""
-        return self._state.phase in ("draining", "stopping")
+        """Whether the group was asked to end, or has ended."""
+        return self._over or self._state.phase in ("draining", "stopping")
 
     def view(self) -> GroupView:
         """The group as it is now."""
@@ -167,7 +177,6 @@ class GroupOwner:
     async def run(self) -> None:
         """Lives until the group was asked to end and nothing of it is left."""
         try:
-            self._mail.put_nowait(m.Begin())
             preload = [each.instance for each in self.launch.launches if each.preload]
             # In a swap set only one can be resident; the others would only push each other out.
             for instance in preload[:1] if self.launch.swap else preload:
@@ -179,17 +188,23 @@ class GroupOwner:
                 if self._state.phase == "absent":
                     return
         finally:
+            self._over = True
+            self._refuse_all()
             for timer in self._timers.values():
                 timer.cancel()
             for call in self._calls.values():
                 call.cancel()
             await asyncio.gather(*self._calls.values(), return_exceptions=True)
-            if self._host is not None:
-                await self._host.stop()
-            while not self._mail.empty():
-                late = self._mail.get_nowait()
-                if isinstance(late, Ticket) and not late.granted.done():
-                    late.granted.set_exception(_replaced())
+            await self._end_host()
+
+    def _refuse_all(self) -> None:
+        """Nobody waits for an owner that is over, whatever ended it."""
+        while not self._mail.empty():
+            late = self._mail.get_nowait()
+            if isinstance(late, Ticket):
+                self._tickets[late.instance].append(late)
+        for name in self._tickets:
+            self._refuse(name, _REPLACED)
 
     def _take(self, item: m.Event | Ticket | tuple[Ticket]) -> None:
         if isinstance(item, Ticket):
@@ -223,6 +238,8 @@ class GroupOwner:
             case m.StartHost():
                 self._call("host", self._start_host)
             case m.StopHost():
+                if starting := self._calls.get("host"):
+                    starting.cancel()  # what it began is stopped with the host
                 self._call("host", self._stop_host)
             case m.WatchHost():
                 self._later("host steady", None, STEADY_S, m.HostSteady())
@@ -232,6 +249,7 @@ class GroupOwner:
             case m.Load(member=name):
                 self._begin_load(name)
             case m.Unload():
+                self._slots[effect.member].told_to_end = True
                 self._call(effect.member, lambda: self._unload(effect.member))
             case m.Grant(member=name):
                 self._cancel_timer("idle", name)
@@ -271,10 +289,12 @@ class GroupOwner:
 
     def _call(self, key: str, call: Callable[[], Awaitable[None]]) -> None:
         """Runs a call after the calls it must not overtake: of its key; for "host", all others."""
-        before = list(self._calls.values()) if key == "host" else [self._calls.get(key)]
+        calls = self._calls
+        before = {task for each, task in calls.items() if key in ("host", each)}
 
         async def in_turn() -> None:
-            await asyncio.gather(*(task for task in before if task), return_exceptions=True)
+            if before:
+                await asyncio.wait(before)
             await call()
 
         self._calls[key] = asyncio.create_task(in_turn(), name=f"{self.launch.id}: {key}")
@@ -292,6 +312,9 @@ class GroupOwner:
         except HostError as error:
             failure = Failure(code="host-failed", message=error.message, hint=error.hint)
             self._mail.put_nowait(m.HostDown(failure))
+        except Exception as error:
+            log.exception("the host of %s could not be started", self.launch.id)
+            self._mail.put_nowait(m.HostDown(Failure(code="host-failed", message=repr(error))))
         else:
             self._mail.put_nowait(m.HostUp())
 
@@ -300,15 +323,22 @@ class GroupOwner:
         self._mail.put_nowait(m.Stopped())
 
     async def _end_host(self) -> None:
-        host, self._host = self._host, None
-        if host is not None:
-            await host.stop()
+        if self._host is not None:
+            await self._host.stop()  # when this is cancelled, it can be stopped again
+            self._host = None
+        for name, slot in self._slots.items():
+            if not slot.ended:
+                slot.end(self._loop.time())
+                self._cancel_timer("steady", name)
+                self._cancel_timer("load", name)
 
     def _begin_load(self, name: str) -> None:
         slot = self._slots[name]
-        now = self._loop.time()
-        usual = self._around.usual_load(slot.files.path)
-        slot.begin(tracker.begin(slot.files, now, usual))
+        if slot.ended:
+            usual = self._around.usual_load(slot.files.path)
+            slot.begin(tracker.begin(slot.files, self._loop.time(), usual))
+        elif slot.ready:  # llama-swap had started it for a request of its own
+            self._mail.put_nowait(m.Ready(name))
         self._call(name, lambda: self._load(name))
 
     async def _load(self, name: str) -> None:
@@ -323,18 +353,16 @@ class GroupOwner:
             await host.load(name)
         except HostError as error:
             self._ended(name, Failure(code="start-failed", message=error.message, hint=error.hint))
+        except Exception as error:
+            log.exception("%s could not be started", name)
+            self._ended(name, Failure(code="start-failed", message=repr(error)))
 
     def _load_over(self, name: str, number: int) -> None:
         """The time for a load is over: it is stopped, and its end is told as this."""
         slot = self._slots[name]
         if number != slot.number or slot.ended or self._state.members[name].phase != "loading":
             return
-        seconds = self._loop.time() - slot.progress.began if slot.progress else 0.0
-        slot.verdict = Failure(
-            code="load-timeout",
-            message=f"{name} did not become ready within {seconds:.0f} s",
-            hint="the disk may be slow, or the engine hangs; see the log",
-        )
+        slot.verdict = slot.took_too_long(self._loop.time())
         self._call(name, lambda: self._unload(name))
 
     async def _unload(self, name: str) -> None:
@@ -347,8 +375,10 @@ class GroupOwner:
     def report(self, report: Report) -> None:
         """A launcher of this group said something."""
         slot = self._slots[report.instance]
-        if slot.is_over(report):
+        if slot.is_over(report) or self._host is None:
             return
+        if report.port != self._host.port(report.instance):
+            return  # a launcher that an earlier run left behind
         now = self._loop.time()
         first_ready = slot.take(report, now)
         if first_ready:
@@ -389,6 +419,8 @@ class GroupOwner:
         slot = self._slots[name]
         if slot.ended:
             return
+        if failure is None and slot.was_cut(self._loop.time()):
+            failure = slot.took_too_long(self._loop.time())
         slot.end(self._loop.time())
         self._cancel_timer("steady", name)
         self._cancel_timer("load", name)
@@ -410,4 +442,4 @@ class GroupOwner:
 
 
 def _replaced() -> LoadError:
-    return LoadError(Failure(code="replaced", message="the group of this model has just ended"))
+    return LoadError(_REPLACED)

@@ -27,6 +27,7 @@ class Slot:
         self.connected = False
         self.ready = False
         self.ended = True
+        self.told_to_end = False
         self.verdict: Failure | None = None
         self._over: set[int] = set()
 
@@ -37,7 +38,7 @@ class Slot:
         self.number += 1
         self.progress = progress
         self.launcher = self.pid = self.verdict = None
-        self.connected = self.ready = self.ended = False
+        self.connected = self.ready = self.ended = self.told_to_end = False
 
     def is_over(self, report: Report) -> bool:
         """Whether this report is of a launcher that was already done with."""
@@ -55,6 +56,24 @@ class Slot:
         first = report.phase == "ready" and not self.ready
         self.ready = self.ready or report.phase == "ready"
         return first
+
+    def was_cut(self, now: float) -> bool:
+        """Whether an end that nobody here asked for came to a load when its time was over.
+
+        llama-swap has the same limit as we, and asks the launcher to end like we do.
+        """
+        began = self.progress.began if self.progress else now
+        cut = not (self.told_to_end or self.ready or self.ended)
+        return cut and now - began >= self.launch.load_timeout_s
+
+    def took_too_long(self, now: float) -> Failure:
+        """Why a load is stopped whose time is over."""
+        seconds = now - self.progress.began if self.progress else 0.0
+        return Failure(
+            code="load-timeout",
+            message=f"{self.launch.instance} did not become ready within {seconds:.0f} s",
+            hint="the disk may be slow, or the engine hangs; see the log",
+        )
 
     def end(self, now: float) -> None:
         """The engine is gone."""
