@@ -1,6 +1,7 @@
 """An edit touches only what it changes, and a broken one changes nothing."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -226,6 +227,32 @@ async def test_a_model_whose_file_is_not_there_starts_by_itself_when_it_comes(
     part.rename(part.with_suffix(""))
     after = await serve.ready("a", "later")
     assert pids(after)["a"] == pids(seen)["a"]
+
+
+async def test_a_model_file_that_is_being_downloaded_is_waited_for(
+    serve: Serve, small: Json, micro_chat: Path
+) -> None:
+    file = serve.folder / "slow.gguf"
+    serve.write({"a": {**small, "path": file.name}})
+    await serve.start()
+    states: list[str] = []
+
+    async def watch() -> None:
+        async with contextlib.aclosing(serve.events()) as events:
+            async for name, value in events:
+                rows = value["data"] if name in ("snapshot", "config") else [value]
+                states.extend(row["state"] for row in rows)
+
+    watching = asyncio.create_task(watch(), name="watch")
+    content = await asyncio.to_thread(micro_chat.read_bytes)
+    with file.open("wb", buffering=0) as out:
+        for part in range(10):
+            out.write(content[part * len(content) // 10 : (part + 1) * len(content) // 10])
+            await asyncio.sleep(0.4)
+    await serve.ready("a")
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert "failed" not in states, states
 
 
 async def test_the_host_can_be_changed_while_it_runs(

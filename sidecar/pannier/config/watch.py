@@ -18,6 +18,7 @@ from pathlib import Path
 import watchfiles
 
 POLL_S = 2.0
+SETTLED_S = 2.0
 _DEBOUNCE_MS = 200
 _STEP_MS = 50
 _COARSEST_S = 2.5
@@ -43,6 +44,15 @@ def _is_fresh(path: Path) -> bool:
         return abs(time.time() - path.stat().st_mtime) < _COARSEST_S
     except OSError:
         return False
+
+
+def has_settled(path: Path) -> bool:
+    """Whether a file is there and nobody writes it any more: a download may take its time."""
+    try:
+        changed = path.stat().st_mtime
+    except OSError:
+        return False
+    return abs(time.time() - changed) > SETTLED_S
 
 
 async def hints(
