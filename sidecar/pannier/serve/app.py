@@ -48,7 +48,8 @@ def make_app(
     described = openapi_json(ROUTES)
 
     async def openapi(request: web.Request) -> web.Response:
-        return web.Response(body=described, content_type="application/json")
+        headers = {"X-Content-Type-Options": "nosniff"}
+        return web.Response(body=described, content_type="application/json", headers=headers)
 
     get("/openapi.json", openapi)
     get("/livez", readiness.livez)

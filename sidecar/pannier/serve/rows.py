@@ -93,9 +93,9 @@ def wanted_ready(snapshot: Snapshot, model_id: str) -> bool:
 def _was_loaded(snapshot: Snapshot, instance_id: str) -> bool:
     """Whether an instance is ready, or was loaded before and left memory as it was told to."""
     state, view = _state_of(snapshot, instance_id), snapshot.fleet.instance(instance_id)
-    if view is None or view.progress is None:
-        return False
-    return state == "ready" or (state == "cold" and view.progress.fraction == 1.0)
+    if view is None or state == "ready":
+        return view is not None
+    return state == "cold" and view.progress is not None and view.progress.fraction == 1.0
 
 
 def _why_not(snapshot: Snapshot, model_id: str) -> tuple[State, Failure]:

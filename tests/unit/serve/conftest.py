@@ -91,6 +91,20 @@ class Stand:
                 await writer.wait_closed()
         return int(answer.split(b" ", 2)[1]) if answer else 0, answer
 
+    async def head(self, request: bytes) -> tuple[int, bytes]:
+        """As `raw`, but it reads no more than the head and a first piece of a stream."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(request)
+            async with asyncio.timeout(PATIENCE):
+                answer = await reader.readuntil(b"\r\n\r\n")
+                answer += await reader.read(65536)
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+        return int(answer.split(b" ", 2)[1]), answer
+
     async def stop(self) -> None:
         if self.runner is not None:
             await self.runner.cleanup()
