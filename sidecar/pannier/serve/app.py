@@ -19,6 +19,7 @@ from pannier.serve.router_dialect import Levers, RouterRoutes
 from pannier.serve.security import Gate, guard
 from pannier.serve.snapshot import Snapshot
 from pannier.serve.streams import Streams
+from pannier.serve.waiting import QUIET_S
 
 
 def make_app(
@@ -27,14 +28,19 @@ def make_app(
     session: aiohttp.ClientSession,
     gate: Gate,
     levers: Levers,
+    *,
+    quiet_s: float = QUIET_S,
 ) -> web.Application:
-    """The application; the caller owns the session and the runner."""
+    """The application; the caller owns the session and the runner.
+
+    `quiet_s` is how long a stream waits for its model before it is kept open by comments.
+    """
     app = web.Application(client_max_size=MAX_BODY, middlewares=[openai_errors, guard(gate)])
     streams = Streams()
     readiness = ReadinessRoutes(snapshots, streams)
     models = OpenAiRoutes(snapshots)
     router = RouterRoutes(snapshots, models, levers, streams)
-    forwarder = Forwarder(session, snapshots, models.choose, lend)
+    forwarder = Forwarder(session, snapshots, models.choose, lend, quiet_s=quiet_s)
     get = app.router.add_get
     get("/v1/models", models.models)
     get("/v1/models/{model:.+}", models.model)

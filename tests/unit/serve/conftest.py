@@ -24,6 +24,7 @@ from pannier.serve.snapshot import Snapshot
 
 UPSTREAM_KEY = "Bearer the-key-of-this-run"
 PATIENCE = 15.0
+QUIET_S = 0.05
 
 
 class Stand:
@@ -117,7 +118,7 @@ async def stand() -> AsyncIterator[Stand]:
     async with FakeUpstream().running() as upstream, upstream_session() as session:
         stand = Stand(upstream)
         levers = Levers(wish=stand.wished.append, unload=stand.unloaded.append)
-        app = make_app(stand.snapshots, stand.lend, session, stand.gate, levers)
+        app = make_app(stand.snapshots, stand.lend, session, stand.gate, levers, quiet_s=QUIET_S)
         stand.runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=3.0
         )
