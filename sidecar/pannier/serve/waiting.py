@@ -60,9 +60,11 @@ class Waiting:
                 await self._write(b": loading\n\n")
             else:
                 await self._tell(self._row())
-        shown = self._row()
-        if self._stage is not None and shown is not None:
-            await self._write(_event(chat_line(shown), done=True))
+        if self._stage is not None:
+            shown = self._row()
+            # Without a last event that is done, the line in the chat would shimmer for ever.
+            text = chat_line(shown) if shown else f"{self._model}: not in the config any more"
+            await self._write(_event(text, done=True))
         return self._response
 
     async def _tell(self, shown: Row | None) -> None:
