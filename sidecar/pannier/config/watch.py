@@ -58,11 +58,16 @@ def has_settled(path: Path) -> bool:
 async def hints(
     path: Path, *, also: Callable[[], Signature] = tuple, poll_s: float = POLL_S
 ) -> AsyncIterator[None]:
-    """Yields whenever it is worth reading `path` again, or when `also` tells something new."""
+    """Yields whenever it is worth reading `path` again, or when `also` tells something new.
+
+    The first time at once: whoever asks has read the file before, and between that and the first
+    look here lie the seconds in which the engine is asked for its devices.
+    """
     noticed = asyncio.Event()
     folder = asyncio.create_task(_watch_folder(path.parent, noticed, poll_s), name="config folder")
     seen = (signature(path), also())
     try:
+        yield
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(poll_s):
