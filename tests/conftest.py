@@ -35,6 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # a worker of pytest-xdist
+        from tests.run_rules import RunRules
+
+        config.pluginmanager.register(RunRules(config), "run rules")
     # "There is no loop", said once: else pytest-asyncio makes one by asking for it and never closes
     # it, which is an error at the end of a run now and then, with filterwarnings = error.
     asyncio.set_event_loop(None)
