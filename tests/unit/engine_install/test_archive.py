@@ -47,7 +47,17 @@ def test_a_release_archive_is_unpacked_with_its_links(tmp_path):
         link("a", "", tarfile.FIFOTYPE),
         link("a", "", tarfile.CHRTYPE),
     ],
-    ids=str,
+    ids=(
+        "up",
+        "absolute",
+        "up further",
+        "link away",
+        "link up",
+        "link to a path",
+        "hard link",
+        "pipe",
+        "device",
+    ),
 )
 def test_what_leaves_the_folder_is_refused_before_anything_is_written(tmp_path, member):
     name = member if isinstance(member, str) else member.name
