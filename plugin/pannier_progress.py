@@ -252,8 +252,8 @@ class Display:
         if self._stage and self._card:
             await self._send("embeds", embeds=[], replace=True)
         if self._stage and (keep or not self._card):
-            text, more = last.format(model=self._model), {} if keep else {"hidden": True}
-            await self._send("status", description=text, done=True, action="model_load", **more)
+            status = {"done": True, "action": "model_load", "hidden": not keep}
+            await self._send("status", description=last.format(model=self._model), **status)
 
     async def _send(self, kind: str, **event: Any) -> None:
         try:
