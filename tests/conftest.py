@@ -1,4 +1,6 @@
-"""The options of the test suite."""
+"""The options of the test suite, and what all tests share."""
+
+import asyncio
 
 import pytest
 
@@ -9,3 +11,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the expected files of tests/golden anew instead of comparing with them",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # "There is no loop", said once: else pytest-asyncio makes one by asking for it and never closes
+    # it, which is an error at the end of a run now and then, with filterwarnings = error.
+    asyncio.set_event_loop(None)

@@ -196,9 +196,10 @@ def serve_shared(
         made.append(one)
         one.write(models)
 
+        there = [name for name, each in models.items() if Path(each["path"]).exists()]
+
         async def up() -> None:
             await one.start()
-            there = (name for name, each in models.items() if Path(each["path"]).exists())
             await one.ready(*there)
 
         asyncio.run(up())

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 import openai
@@ -121,7 +121,7 @@ class Serve:
                 if self.running.poll() is not None:
                     raise Failed(f"serve ended with {self.running.returncode}")
                 if time.monotonic() > end:
-                    raise Failed(f"serve does not answer")
+                    raise Failed("serve does not answer")
                 await asyncio.sleep(0.05)
 
     @property
@@ -137,7 +137,7 @@ class Serve:
         try:
             return await asyncio.to_thread(self.running.wait, within)
         except subprocess.TimeoutExpired:
-            raise Failed(f"serve does not end") from None
+            raise Failed("serve does not end") from None
 
     async def stop(self) -> None:
         """Ends it as a service manager does: exit code 0 and nothing left."""
@@ -331,7 +331,7 @@ class Stream:
         self.begun = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> "Stream":
+    async def __aenter__(self) -> Self:
         """Returns when the first token is there."""
         self.task = asyncio.create_task(self._read(), name="a streamed answer")
         first = asyncio.create_task(self.begun.wait(), name="the first token")

@@ -12,7 +12,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-
 from tests.engine.serving import PATIENCE_S, Json, Serve, row_of
 
 pytestmark = pytest.mark.timeout(150)
@@ -115,9 +114,7 @@ async def test_requests_share_a_load_and_one_that_leaves_does_not_stop_it(
 
     async with (
         aiohttp.ClientSession() as session,
-        session.post(
-            f"{serve.url}/v1/chat/completions", json={**body, "stream": True}
-        ) as streamed,
+        session.post(f"{serve.url}/v1/chat/completions", json={**body, "stream": True}) as streamed,
     ):
         assert streamed.status == 200
         assert streamed.content_type == "text/event-stream"
@@ -219,9 +216,7 @@ async def test_a_port_that_is_taken_fails_with_the_engines_words_and_loads_once_
     assert status == 200, body
 
 
-async def test_a_wait_ends_at_its_time_and_refuses_nonsense(
-    serve: Serve, micro_chat: Path
-) -> None:
+async def test_a_wait_ends_at_its_time_and_refuses_nonsense(serve: Serve, micro_chat: Path) -> None:
     serve.write({"a": {"path": str(micro_chat), "context": 512, "preload": False}})
     await serve.start()
     status, text = await serve.get("/v1/readiness/a?wait=0.2")

@@ -2,13 +2,13 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.engine.serving import Json, Serve, Stream, codes, free_port, frozen, listens, row_of
 
 pytestmark = pytest.mark.timeout(150)
@@ -98,9 +98,7 @@ async def test_an_edit_leaves_open_streams_of_others_alone_and_drains_those_of_t
     async with Stream(serve, "kept") as kept, Stream(serve, "changed") as changed:
         with frozen(old["kept"] or 0):
             with frozen(old["changed"] or 0):
-                serve.write(
-                    {"added": small, "changed": {**real, "context": 512}, "kept": real}
-                )
+                serve.write({"added": small, "changed": {**real, "context": 512}, "kept": real})
                 # What is new comes at once; what is changed finishes its answer first.
                 seen = await serve.ready("added")
                 draining = row_of(seen, "changed")
@@ -119,9 +117,7 @@ async def test_an_edit_leaves_open_streams_of_others_alone_and_drains_those_of_t
         after["changed"], after["kept"], pids(await serve.readiness())["added"]
     }  # fmt: skip
     assert not listens(removed_port)
-    status, body, _ = await serve.post(
-        "/v1/chat/completions", {"model": "removed", "messages": []}
-    )
+    status, body, _ = await serve.post("/v1/chat/completions", {"model": "removed", "messages": []})
     assert (status, body["error"]["code"]) == (404, "model_not_found")
     await serve.stop()
 
@@ -226,7 +222,7 @@ async def test_a_model_whose_file_is_not_there_starts_by_itself_when_it_comes(
     (serve.folder / "models").mkdir()
     # As a download does it: growing under another name, then renamed.
     part = serve.folder / "models" / "later.gguf.part"
-    part.write_bytes(micro_chat.read_bytes())
+    shutil.copy(micro_chat, part)
     part.rename(part.with_suffix(""))
     after = await serve.ready("a", "later")
     assert pids(after)["a"] == pids(seen)["a"]

@@ -74,6 +74,7 @@ async def owning(machine: Machine) -> AsyncIterator[Callable[..., Owned]]:
         return owned
 
     yield start
+    machine.stop_s = machine.unload_s = 0.0  # loop time is over
     for owned in running:
         owned.owner.stop()
         owned.owner.stop_now()

@@ -57,7 +57,7 @@ def parse(data: bytes) -> Config:
 
 def _text(data: bytes) -> str:
     if len(data) > MAX_BYTES:
-        message = f"the file has {len(data)} bytes; at most 1 MiB ({MAX_BYTES} bytes) is read"
+        message = f"the file has more than 1 MiB ({MAX_BYTES} bytes), the most that is read"
         raise _refusal("too-large", message)
     data = data.removeprefix(_BOM)
     try:

@@ -9,6 +9,7 @@ Must not: parse; `load.py` does.
 import asyncio
 from pathlib import Path
 
+from pannier.config.load import MAX_BYTES
 from pannier.config.schema import Server
 from pannier.errors import ConfigError, Problem
 
@@ -23,7 +24,7 @@ async def read_settled(path: Path) -> bytes:
     for _ in range(_MOST_READINGS):
         await asyncio.sleep(SETTLE_S)
         now = await asyncio.to_thread(_read, path)
-        if now == before:
+        if _same(before, now):
             break
         before = now
     if isinstance(before, OSError):
@@ -64,7 +65,7 @@ def read_keys(server: Server, base: Path) -> tuple[tuple[str, ...], tuple[str, .
     ):
         try:
             found.append(_keys(base / Path(name).expanduser()) if name else ())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of nobody here
             reason = error.strerror if isinstance(error, OSError) else str(error)
             problems.append(
                 Problem(code="key-file", where=f"server.{key}", message=f"{name}: {reason}")
@@ -75,14 +76,28 @@ def read_keys(server: Server, base: Path) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def _read(path: Path) -> bytes | OSError:
+    """At most one byte more than is accepted: a model named by mistake has a hundred gigabytes."""
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
     except OSError as error:
         return error
 
 
+def _same(one: bytes | OSError, other: bytes | OSError) -> bool:
+    """Whether two readings agree; two errors do when their reason is the same."""
+    if isinstance(one, OSError) and isinstance(other, OSError):
+        return one.errno == other.errno
+    return one == other
+
+
 def _keys(path: Path) -> tuple[str, ...]:
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        # Its own words would quote the file.
+        raise ValueError("is not UTF-8 text") from None
+    lines = [line.strip() for line in text.splitlines()]
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
         raise ValueError("holds no key")

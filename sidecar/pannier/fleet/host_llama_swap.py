@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import secrets
+import signal
 from pathlib import Path
 from urllib.parse import quote
 
@@ -101,14 +102,16 @@ class LlamaSwapHost:
 
     async def _watch(self, child: Child) -> None:
         code = await child.wait()
-        last = child.tail()[-1:] or ("it said nothing",)
-        self._hooks.down(
-            Failure(
-                code="llama-swap-ended",
-                message=f"llama-swap ended with code {code}",
-                detail=last[0],
-            )
+        # 128 + n is how the guard tells of signal n.
+        number = -code if code < 0 else code - 128
+        if number in set(signal.Signals):
+            how, last = f"signal {signal.Signals(number).name}", None
+        else:
+            how, last = f"code {code}", (child.tail()[-1:] or ("it said nothing",))[0]
+        failure = Failure(
+            code="llama-swap-ended", message=f"llama-swap ended with {how}", detail=last
         )
+        self._hooks.down(failure)
 
     async def load(self, instance: str) -> None:
         """Asks llama-swap for the instance; the request stays open until it is ready.

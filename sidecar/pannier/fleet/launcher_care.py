@@ -44,6 +44,7 @@ class Care:
         self.status: int | None = None
         """None while it runs, then its exit code, negative for a signal."""
         self.stopping = False
+        self.orphaned = False
         self._parent = os.getppid()
         self._out = Output(loop, 1)
         self._err = Output(loop, 2)
@@ -118,6 +119,7 @@ class Care:
         self.stop(self.stop_timeout)
 
     def _on_parent_died(self) -> None:
+        self.orphaned = not self.stopping
         self.stop(min(PARENT_DIED_S, self.stop_timeout))
 
     def _environment(self) -> dict[str, str] | None:

@@ -257,6 +257,7 @@ class Engine(Care):
                 "code": code,
                 "signal": number.name if number else None,
                 "asked": self.stopping,
+                "orphaned": self.orphaned,
                 "out_of_memory": memory,
                 "reason": reason,
                 "tail": list(self._tail)[-REPORTED_TAIL:],

@@ -181,7 +181,12 @@ class Fleet:
         while True:
             await self._look.wait()
             self._look.clear()
-            self._compare()
+            try:
+                self._compare()
+            except Exception:
+                # A fault of ours in one picture must not end the one task that acts on all.
+                log.exception("what shall run could not be compared with what runs")
+                asyncio.get_running_loop().call_later(_BROKEN_PAUSE_S, self._look.set)
             self._publish()
 
     def _compare(self) -> None:

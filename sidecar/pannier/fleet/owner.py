@@ -387,7 +387,10 @@ class GroupOwner:
             self._later("steady", report.instance, STEADY_S, m.Steady(report.instance))
             self._mail.put_nowait(m.Ready(report.instance))
         if report.phase == "exited" and report.exit is not None:
-            self._ended(report.instance, exit_failure(report))
+            if report.exit.orphaned:
+                self._doubt(report.instance, "its llama-swap is gone")  # the host knows why
+            else:
+                self._ended(report.instance, exit_failure(report))
         self._around.changed()
 
     def lost(self, instance: str, launcher: int) -> None:

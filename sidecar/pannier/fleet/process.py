@@ -10,6 +10,7 @@ Must not: decide when to start or stop; the hosts do.
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -29,13 +30,16 @@ _PASSED_PREFIXES = (
     "AMD_", "SYCL_", "ONEAPI_", "ZE_", "VK_", "MESA_", "GGML_", "LLAMA_", "OMP_", "MTMD_", "XDG_",
 )  # fmt: skip
 
+_SECRET = re.compile(r"(API_KEY|_TOKEN|SECRET|PASSWORD)(_FILE)?$")
+"""LLAMA_API_KEY is a client's key on many machines; a server would demand it of us."""
+
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """What a child gets of our environment: what engines need, not whatever secrets we hold."""
     return {
         name: value
         for name, value in environ.items()
-        if name in _PASSED or name.startswith(_PASSED_PREFIXES)
+        if (name in _PASSED or name.startswith(_PASSED_PREFIXES)) and not _SECRET.search(name)
     }
 
 
@@ -79,7 +83,7 @@ class Child:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
-            await kill_session(self.pid)
+            await kill_session(self.session)
             await self._process.wait()
             self.close()
 
@@ -134,7 +138,10 @@ async def spawn(
     Must be called from the loop's own thread: the parent-death signal of what the launcher starts
     is bound to the thread that spawned it. Raises HostError when it cannot be started.
     """
-    reader, writer = os.pipe()
+    try:
+        reader, writer = os.pipe()
+    except OSError as error:
+        raise HostError(f"{argv[0]} cannot be started: {error.strerror}") from error
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,
@@ -148,8 +155,15 @@ async def spawn(
     except OSError as error:
         os.close(reader)
         raise HostError(f"{argv[0]} cannot be started: {error.strerror}") from error
+    except BaseException:
+        os.close(reader)
+        raise
     finally:
         os.close(writer)
     child = Child(process, say)
-    await child.read_from(reader)
+    try:
+        await child.read_from(reader)
+    except BaseException:
+        await child.stop(0.0)  # nobody else knows of it yet
+        raise
     return child

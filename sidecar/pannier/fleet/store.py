@@ -29,6 +29,8 @@ if sys.platform != "win32":
 _LONGEST_SOCKET_PATH = 100
 """sun_path holds 108 bytes on Linux and 104 on macOS, the final zero included (unix(7))."""
 
+_LONGEST_FOLDER = _LONGEST_SOCKET_PATH - len("/pannier-4294967295/0123456789abcdef/launchers.sock")
+
 _KEPT_LOADS = 3
 """A median of the last three loads follows a changed disk and forgives one odd load."""
 
@@ -54,9 +56,12 @@ def runtime_folder(environ: Mapping[str, str], state: Path) -> Path:
     """Where the socket of a state folder is; the same at every start, so that launchers find it."""
     name = hashlib.sha256(os.fsencode(state)).hexdigest()[:16]
     given = environ.get("XDG_RUNTIME_DIR")
-    if given and len(given) + 40 < _LONGEST_SOCKET_PATH and os.access(given, os.W_OK):
+    if given and len(os.fsencode(given)) <= _LONGEST_FOLDER and os.access(given, os.W_OK):
         return Path(given) / "pannier" / name
-    return Path(tempfile.gettempdir()) / f"pannier-{os.getuid()}" / name
+    shared = tempfile.gettempdir()
+    if len(os.fsencode(shared)) > _LONGEST_FOLDER:
+        shared = "/tmp"  # noqa: S108  what is made there is checked to be ours
+    return Path(shared) / f"pannier-{os.getuid()}" / name
 
 
 def atomic_write(path: Path, content: bytes) -> None:
@@ -160,7 +165,6 @@ def _make_and_lock(folder: Path, runtime: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(lock, 0)
         os.write(lock, f"{os.getpid()}\n".encode())
-        _make_runtime(runtime)
     except OSError as error:
         holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
         os.close(lock)
@@ -171,7 +175,9 @@ def _make_and_lock(folder: Path, runtime: Path) -> int:
         raise StoreError(
             f"the state folder {folder} cannot be used: {error.strerror}", hint=hint
         ) from error
-    except StoreError:
+    try:
+        _make_runtime(runtime)
+    except BaseException:
         os.close(lock)
         raise
     return lock
@@ -179,12 +185,13 @@ def _make_and_lock(folder: Path, runtime: Path) -> int:
 
 def _make_runtime(runtime: Path) -> None:
     """A folder that is ours alone: the parent may be /tmp, where anybody can make one before us."""
+    hint = "set XDG_RUNTIME_DIR to a folder of yours"
     for folder in (runtime.parent, runtime):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise StoreError(
-                f"{folder} belongs to somebody else",
-                hint="set XDG_RUNTIME_DIR to a folder of yours",
-            )
-        folder.chmod(0o700)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                raise StoreError(f"{folder} belongs to somebody else", hint=hint)
+            folder.chmod(0o700)
+        except OSError as error:
+            raise StoreError(f"{folder} cannot be used: {error.strerror}", hint=hint) from error

@@ -71,12 +71,14 @@ async def end_sessions(sessions: Iterable[Session], *, grace_s: float = 3.0) -> 
     return found
 
 
-async def kill_session(pid: int) -> None:
-    """Kills what is left of a session whose leader is ours and ended or shall end now."""
-    _signal(members(pid), signal.SIGKILL)
+async def kill_session(session: Session) -> None:
+    """Kills what is left of a session of ours; when its number is another's by now, nothing."""
+    if not is_ours(session):
+        return
+    _signal(members(session.pid), signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    await _gone([Session(pid, 0)], 2.0)
+        os.killpg(session.pid, signal.SIGKILL)
+    await _gone([session], 2.0)
 
 
 async def _gone(sessions: list[Session], seconds: float) -> bool:

@@ -25,13 +25,15 @@ Stage = Literal["text_model", "spec_model", "mmproj_model"]
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
     """How a llama-server ended.
 
-    `code` is its exit code, absent when a signal ended it; `asked` says that we stopped it;
-    `reason` is the one line that says best why, `tail` its last words.
+    `code` is its exit code, absent when a signal ended it; `asked` says that we stopped it, and
+    `orphaned` that this was because what had started the launcher is gone; `reason` is the one line
+    that says best why, `tail` its last words.
     """
 
     code: int | None = None
     signal: str | None = None
     asked: bool = False
+    orphaned: bool = False
     out_of_memory: bool = False
     reason: str | None = None
     tail: tuple[str, ...] = ()

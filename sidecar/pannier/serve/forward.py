@@ -11,6 +11,7 @@ upstreams.
 
 import asyncio
 import contextlib
+import io
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 
@@ -52,6 +53,7 @@ ROUTES: dict[str, str] = {
 
 _ENDS_WITH_DONE = frozenset({"/v1/chat/completions", "/v1/completions"})
 _DONE = b"[DONE]"
+_ERROR = b'data: {"error"'
 
 
 def upstream_session() -> aiohttp.ClientSession:
@@ -126,8 +128,9 @@ class Forwarder:
         headers = to_upstream(request.headers)
         headers.update(upstream.headers)
         try:
+            # As a file, so that a body of many megabytes goes out in pieces, the loop running on.
             async with self._session.post(
-                upstream.url + path, data=body, headers=headers, allow_redirects=False
+                upstream.url + path, data=io.BytesIO(body), headers=headers, allow_redirects=False
             ) as answer:
                 failed = await _own_failure(answer)
                 if failed is None:
@@ -168,14 +171,16 @@ async def _pass_on(
         if answer.content_length is not None and not events:
             response.content_length = answer.content_length
         await response.prepare(request)
-    last = b""
+    last, told = b"", False
     try:
         async for chunk in _chunks(answer):
+            told = told or _ERROR in last + chunk
             last = (last + chunk)[-64:]
             await response.write(chunk)
     except aiohttp.ClientError as error:
         return await _broken(request, response, events, str(error))
-    if events and path in _ENDS_WITH_DONE and answer.status == 200 and _DONE not in last:
+    whole = _DONE in last or told or path not in _ENDS_WITH_DONE
+    if events and answer.status == 200 and not whole:
         return await _broken(request, response, events, "the stream ended early")
     await response.write_eof()
     return response

@@ -72,7 +72,8 @@ def row(snapshot: Snapshot, model_id: str, now: float) -> Row:
 def wanted_ready(snapshot: Snapshot, model_id: str) -> bool:
     """Whether a model is where the config wants it after a start: preloaded ones are ready.
 
-    One that has no place (a file that is not there, no room) is shown, and not waited for.
+    One that has no place (a file that is not there, no room) is shown, and not waited for; nor is
+    one that was idle for its ttl or was unloaded by somebody, since then.
     """
     if not snapshot.config.models[model_id].preload or not snapshot.plan.instances_of(model_id):
         return True
@@ -85,8 +86,16 @@ def wanted_ready(snapshot: Snapshot, model_id: str) -> bool:
         None,
     )
     if group is not None and group.swap:
-        return any(_state_of(snapshot, member) == "ready" for member in group.members)
-    return any(_state_of(snapshot, i.id) == "ready" for i in snapshot.plan.instances_of(model_id))
+        return any(_was_loaded(snapshot, member) for member in group.members)
+    return any(_was_loaded(snapshot, i.id) for i in snapshot.plan.instances_of(model_id))
+
+
+def _was_loaded(snapshot: Snapshot, instance_id: str) -> bool:
+    """Whether an instance is ready, or was loaded before and left memory as it was told to."""
+    state, view = _state_of(snapshot, instance_id), snapshot.fleet.instance(instance_id)
+    if view is None or view.progress is None:
+        return False
+    return state == "ready" or (state == "cold" and view.progress.fraction == 1.0)
 
 
 def _why_not(snapshot: Snapshot, model_id: str) -> tuple[State, Failure]:
