@@ -44,12 +44,12 @@ async def test_a_name_of_a_model_is_plain_everywhere(chat, sidecar, plugin):
     chat.start()
     await sidecar.streaming()
     sidecar.now("loading", name, stage="starting")
-    await wait_for_card(chat)
+    await wait_for_card(chat, 2)
     sidecar.now("ready", name)
     await chat.end()
 
     assert not set("".join(chat.lines)) & set("<>[]{}`\n")
-    html = chat.cards[0][0]
+    html = chat.cards[1][0]
     assert "<img" not in html
     assert "Starting ‹img src=x onerror=alert(1)›" in html
 
