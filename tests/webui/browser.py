@@ -23,16 +23,28 @@ class Page:
     def close(self) -> None:
         self._context.close()
 
+    def state(self, model: str) -> str:
+        """The state of a model, as Open WebUI was told it."""
+        row = next(each for each in self._webui.models() if each["id"] == model)
+        return str(row["pannier"]["state"])
+
     def unload(self, model: str) -> None:
-        """Makes a model cold, by the button of Open WebUI, and waits until it is."""
+        """Makes a model cold and waits until it is."""
 
         def cold() -> bool:
-            row = next(each for each in self._webui.models() if each["id"] == model)
-            return bool(row["pannier"]["state"] in ("cold", "failed"))
+            return self.state(model) in ("cold", "failed")
 
         if not cold():
             self._webui.post("/api/models/unload", {"model": model})
             wait_for(cold, what=f"{model} is cold")
+
+    def option(self, model: str) -> Any:
+        """The row of a model in the list to choose from."""
+        option = self.page.locator(f"#model-selector-list [data-value={model}]")
+        if not option.count():
+            self.page.click("#model-selector-model-button")
+            option.wait_for()
+        return option
 
     def open(self, model: str) -> None:
         """A new chat with this model."""

@@ -47,6 +47,9 @@ class OpenWebUi:
             "OPENAI_API_BASE_URLS": "http://127.0.0.1:9/v1", "OPENAI_API_KEYS": "",
             "ENABLE_VERSION_UPDATE_CHECK": "False", "ANONYMIZED_TELEMETRY": "False",
             "DO_NOT_TRACK": "True", "SCARF_NO_ANALYTICS": "True",
+            # Only the title task is of interest, and a small model is slow at long prompts.
+            "ENABLE_FOLLOW_UP_GENERATION": "False", "ENABLE_TAGS_GENERATION": "False",
+            "TITLE_GENERATION_PROMPT_TEMPLATE": "A title for: {{MESSAGES:END:1}}",
         }  # fmt: skip
         (folder / "data").mkdir()
         with self.log_file.open("ab") as log:
