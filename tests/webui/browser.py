@@ -94,4 +94,4 @@ class Page:
 
 def percents(lines: list[str]) -> list[int]:
     """The numbers of the bars in these lines."""
-    return [int(found[1]) for line in lines if (found := re.search(r"(\d+)%", line))]
+    return [int(found[1]) for line in lines if (found := re.search(r"(\d+) ?%", line))]

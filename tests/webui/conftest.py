@@ -5,8 +5,8 @@ Where there is no chromium the tests in the browser skip, before anything is mad
 """
 
 import asyncio
-import contextlib
 import concurrent.futures
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from pannier.demo.files import fetch_model
-from pannier.engine.install import install
-from pannier.engine.locate import beside, find_llama_server, find_llama_swap
-from pannier.engine.report import Printer
 from tests.engine.serving import Serve, free_port
 from tests.webui.browser import Page
 from tests.webui.environments import environment
 from tests.webui.servers import OpenWebUi
 
+from pannier.demo.files import fetch_model
+from pannier.engine.install import install
+from pannier.engine.locate import beside, find_llama_server, find_llama_swap
+from pannier.engine.report import Printer
+
 ROOT = Path(__file__).resolve().parents[2]
-PLUGIN = ROOT / "plugin" / "pannier_progress.py"
+README = ROOT / "plugin" / "README.md"
 PICTURES = ROOT / "artifacts" / "webui"
 LENT_SWAP = ROOT.parent / "shared" / "bin" / "llama-swap"
 RATE = 14e6
@@ -75,7 +75,8 @@ def webui(
     made = OpenWebUi(environment("server", say), tmp_path_factory.mktemp("webui"))
     try:
         made.up()
-        made.install(PLUGIN.read_text())
+        for _ in ("anew", "over the installed one"):
+            made.install(README)
         yield made
     finally:
         made.close()

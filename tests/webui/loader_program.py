@@ -20,10 +20,10 @@ os.environ.update(
     OFFLINE_MODE="True", HF_HUB_OFFLINE="1", GLOBAL_LOG_LEVEL="ERROR",
 )  # fmt: skip
 
-from open_webui.models.config import Config  # noqa: E402
-from open_webui.models.functions import Functions  # noqa: E402
-from open_webui.utils import filter as pipeline  # noqa: E402
-from open_webui.utils import plugin as loader  # noqa: E402
+from open_webui.models.config import Config
+from open_webui.models.functions import Functions
+from open_webui.utils import filter as pipeline
+from open_webui.utils import plugin as loader
 
 NAME = "pannier_progress"
 

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -23,7 +25,7 @@ def wait_for(holds: Callable[[], Any], within: float = 40.0, what: str = "") -> 
     end = time.monotonic() + within
     while not (found := holds()):
         assert time.monotonic() < end, f"did not come in {within:.0f} s: {what or holds}"
-        time.sleep(0.1)
+        time.sleep(0.2)
     return found
 
 
@@ -40,7 +42,7 @@ class OpenWebUi:
             "DATA_DIR": str(folder / "data"),
             "WEBUI_SECRET_KEY": "for tests",
             "WEBUI_AUTH": "False",
-            "ENABLE_PERSISTENT_CONFIG": "True",
+            "GLOBAL_LOG_LEVEL": "WARNING",
             "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OFFLINE_MODE": "True",
             "RAG_EMBEDDING_ENGINE": "openai",
             "ENABLE_OLLAMA_API": "False", "ENABLE_OPENAI_API": "True",
@@ -120,15 +122,12 @@ class OpenWebUi:
         found: list[Json] = self.get("/api/models?refresh=true")["data"]
         return found
 
-    def install(self, source: str) -> None:
-        """Makes the plugin an active, global function, as the README says."""
-        body = {
-            "id": FUNCTION, "name": "Pannier load progress", "content": source,
-            "meta": {"description": "how far a load is"},
-        }  # fmt: skip
-        self.post("/api/v1/functions/create", body)
-        self.switch(on=True)
-        self.post(f"/api/v1/functions/id/{FUNCTION}/toggle/global")
+    def install(self, readme: Path) -> None:
+        """Installs the plugin with the code that the README has for it."""
+        (code,) = re.findall(r"^```python\n(.*?)^```", readme.read_text(), re.DOTALL | re.MULTILINE)
+        env = {**os.environ, "WEBUI_URL": self.url, "WEBUI_TOKEN": self._token, "NO_PROXY": "*"}
+        argv = [sys.executable, "-c", code]
+        subprocess.run(argv, check=True, cwd=readme.parents[1], env=env, timeout=60)
         state = self.get(f"/api/v1/functions/id/{FUNCTION}")
         assert (state["type"], state["is_active"], state["is_global"]) == ("filter", True, True)
 

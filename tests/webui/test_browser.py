@@ -3,7 +3,6 @@
 import re
 
 import pytest
-
 from tests.webui.browser import percents
 from tests.webui.servers import wait_for
 
@@ -131,11 +130,14 @@ def test_without_the_plugin_the_connection_s_header_shows_the_load(page, webui, 
     page.open("smollm2")
     page.send()
     lines = page.watch("%")
+    page.page.wait_for_timeout(3000)
     page.picture("middle")
-    answer = page.answer()
+    lines += page.watch("ready")
+    assert page.answer()
     page.picture("answer")
 
-    assert percents(lines)
-    assert answer
+    shown = percents(lines)
+    assert len(set(shown)) >= 3, lines
+    assert shown == sorted(shown)
     assert last_status(webui, page)["done"] is True
     assert loads(pannier) == before + 1

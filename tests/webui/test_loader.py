@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-
-import pannier
 from tests.unit.plugin.stand_in import StandIn, a_row
 from tests.webui.environments import environment
+
+import pannier
 
 pytestmark = pytest.mark.timeout(1600)  # the first time it installs the package
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-
 from tests.unit.plugin.stand_in import NAME, Chat, Connections, StandIn
 
 PLUGIN = Path(__file__).parents[3] / "plugin" / "pannier_progress.py"

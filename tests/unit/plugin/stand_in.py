@@ -3,13 +3,22 @@
 import asyncio
 import copy
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from aiohttp import web
 
 NAME = "qwen3"
 
 Json = dict[str, Any]
+
+
+async def until(holds: Callable[[], Any]) -> Any:
+    """Waits for something that happens in another task."""
+    async with asyncio.timeout(5):
+        while not (found := holds()):  # noqa: ASYNC110  nothing here is told of it by an event
+            await asyncio.sleep(0.005)
+    return found
 
 
 def a_row(model: str = NAME, state: str = "cold", **more: Any) -> Json:
@@ -55,9 +64,7 @@ class StandIn:
 
     async def streaming(self, count: int = 1) -> None:
         """Waits until so many chats hear the events."""
-        async with asyncio.timeout(5):
-            while len(self.streams) < count:
-                await asyncio.sleep(0.005)
+        await until(lambda: len(self.streams) >= count)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.paths.append(f"{request.method} {request.path}")
@@ -113,7 +120,12 @@ class Connections:
 class Chat:
     """One message on its way through the filter, and what its page gets."""
 
-    BROWSER = {"chat_id": "c1", "session_id": "s1", "message_id": "m1", "direct": False}
+    BROWSER: ClassVar[Json] = {
+        "chat_id": "c1",
+        "session_id": "s1",
+        "message_id": "m1",
+        "direct": False,
+    }
 
     def __init__(self, function: Any, model: Json, metadata: Json | None = None) -> None:
         self.function = function
@@ -151,12 +163,15 @@ class Chat:
 
     async def shows(self, words: str) -> str:
         """Waits for a line with these words."""
-        async with asyncio.timeout(5):
-            while not (found := [line for line in self.lines if words in line]):
-                assert self.task is not None
-                assert not self.task.done(), f"over without {words!r}: {self.lines}"
-                await asyncio.sleep(0.005)
-        return found[-1]
+
+        def shown() -> list[str]:
+            assert self.task is not None
+            found = [line for line in self.lines if words in line]
+            assert found or not self.task.done(), f"over without {words!r}: {self.lines}"
+            return found
+
+        found = await until(shown)
+        return str(found[-1])
 
     @property
     def lines(self) -> list[str]:

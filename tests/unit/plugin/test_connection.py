@@ -5,7 +5,6 @@ import types
 from types import SimpleNamespace
 
 import pytest
-
 from tests.unit.plugin.stand_in import NAME
 
 

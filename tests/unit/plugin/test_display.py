@@ -1,10 +1,7 @@
 """Nothing that Pannier or a model's name says becomes more than text; and the card."""
 
-import asyncio
-
 import pytest
-
-from tests.unit.plugin.stand_in import a_row
+from tests.unit.plugin.stand_in import a_row, until
 
 EVIL = "<img src=x onerror=alert(1)>[a](http://evil.example) {{count}} `x`\n\x1b[31m\u202e\"&'"
 
@@ -55,9 +52,7 @@ async def test_a_name_of_a_model_is_plain_everywhere(chat, sidecar, plugin):
 
 
 async def wait_for_card(chat, count=1):
-    async with asyncio.timeout(5):
-        while len(chat.cards) < count:
-            await asyncio.sleep(0.005)
+    await until(lambda: len(chat.cards) >= count)
 
 
 @pytest.fixture
@@ -90,9 +85,7 @@ async def test_a_card_comes_once_for_each_stage_and_is_taken_away(card, sidecar)
 async def test_a_card_moves_from_where_the_load_is_for_as_long_as_is_left(card, sidecar):
     sidecar.on_ask = lambda: sidecar.now("loading", stage="weights", fraction=0.25, eta_s=12.5)
     card.start()
-    async with asyncio.timeout(5):
-        while "Loading" not in "".join(text for each in card.cards for text in each):
-            await asyncio.sleep(0.005)
+    await until(lambda: card.cards and "fill" in card.cards[-1][0].split("<i>")[0].split("@")[0])
     html = card.cards[-1][0]
     sidecar.now("ready")
     await card.end()

@@ -4,7 +4,6 @@ import ast
 import sys
 
 import pytest
-
 from tests.unit.plugin.conftest import PLUGIN
 
 TEXT = PLUGIN.read_text()

@@ -5,8 +5,7 @@ import logging
 
 import pytest
 from aiohttp import web
-
-from tests.unit.plugin.stand_in import NAME, Chat, a_row
+from tests.unit.plugin.stand_in import NAME, Chat, a_row, until
 
 
 @pytest.fixture
@@ -145,7 +144,7 @@ async def test_a_load_that_fails_ends_the_chat_with_the_reason(chat, sidecar, pl
     error = {"code": "exit", "message": "llama-server ended", "detail": "bad magic", "hint": None}
     sidecar.now("failed", error=error)
 
-    with pytest.raises(plugin.LoadFailedError, match="^llama-server ended; bad magic$"):
+    with pytest.raises(plugin.LoadFailedError, match=r"^llama-server ended; bad magic$"):
         await chat.end()
     assert chat.last["description"] == "qwen3 could not be loaded"
     assert chat.last["done"] is True
@@ -159,7 +158,7 @@ async def test_a_failure_without_a_reason_says_so(chat, sidecar, plugin, error):
     sidecar.now("loading")
     sidecar.now("failed", error=error)
 
-    with pytest.raises(plugin.LoadFailedError, match="^the load failed$"):
+    with pytest.raises(plugin.LoadFailedError, match=r"^the load failed$"):
         await chat.end()
 
 
@@ -358,12 +357,6 @@ async def test_a_page_that_takes_no_lines_does_not_hold_the_message(chat, sideca
 
 
 # Stop.
-
-
-async def until(holds):
-    async with asyncio.timeout(5):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 async def test_stop_ends_the_wait_at_once_and_says_so(chat, sidecar):
