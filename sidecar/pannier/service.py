@@ -23,7 +23,7 @@ from aiohttp import web
 
 from pannier.config.read_file import read_settled
 from pannier.config.schema import split_listen
-from pannier.config.watch import Signature, hints
+from pannier.config.watch import Signature, has_settled, hints
 from pannier.errors import ConfigError, PannierError, Problem
 from pannier.fleet.host import Workplace, launcher_command
 from pannier.fleet.loop import RELOAD_DRAIN_S, Desired, Fleet
@@ -87,7 +87,7 @@ class Service:
             self.reload()
 
     def _missing_files(self) -> Signature:
-        return tuple(path for path in self._prepared.missing if Path(path).exists())
+        return tuple(path for path in self._prepared.missing if has_settled(Path(path)))
 
     async def reloader(self) -> None:
         """The task that reloads: one after the other, and the last edit always wins."""
@@ -133,9 +133,8 @@ class Service:
             )
         )
         count = len(prepared.config.models)
-        log.info(
-            "config applied, generation %d: %d models, host %s", generation, count, prepared.host
-        )
+        many = f"{count} model{'' if count == 1 else 's'}"
+        log.info("config applied, generation %d: %s, host %s", generation, many, prepared.host)
         for reason in plan.reasons:
             log.info("plan: %s", reason)
 
@@ -302,7 +301,10 @@ async def serve(options: Options, started: Callable[[Service], None] | None = No
 def announce(service: Service) -> None:
     """Says at start where Pannier listens and what runs the models."""
     log.info("Pannier listens on http://%s (OpenAI API under /v1)", service.address)
-    if service.snapshots.value.host == "llama-swap":
+    snapshot = service.snapshots.value
+    if snapshot.host == "llama-swap":
         log.info('llama-swap runs the models; `host = "direct"` under [engine] does without it')
+    elif snapshot.config.engine.host == "direct":
+        log.info("Pannier's own host runs the models, as `host` under [engine] says")
     else:
         log.info("Pannier's own host runs the models; `pannier engine install` gets llama-swap")

@@ -56,7 +56,8 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]  # pluggy's Result
-    if report.when == "call" and report.outcome != "skipped" and "llama-swap" in item.nodeid:
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    if report.when == "call" and not report.skipped and params.get("host") == "llama-swap":
         item.config.stash[_SEEN]["ran"] += 1
     if report.failed:
         given = getattr(item, "funcargs", {})

@@ -313,6 +313,40 @@ def frozen(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
+class Watch:
+    """Writes down every row that the events tell, for as long as the block runs."""
+
+    def __init__(self, serve: Serve) -> None:
+        self._serve = serve
+        self.rows: list[Json] = []
+        self._task: asyncio.Task[None] | None = None
+        self._connected = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._read(), name="a watch")
+        await asyncio.wait_for(self._connected.wait(), PATIENCE_S)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _read(self) -> None:
+        async with contextlib.aclosing(self._serve.events()) as events:
+            async for name, value in events:
+                self.rows += value["data"] if name in ("snapshot", "config") else [value]
+                self._connected.set()
+
+    def states(self, model: str) -> list[str]:
+        """The states of a model, each as long as it lasted."""
+        found: list[str] = []
+        for row in self.rows:
+            if row["id"] == model and found[-1:] != [row["state"]]:
+                found.append(row["state"])
+        return found
+
+
 class Stream:
     """A chat answer that is being streamed, read in the background to its end."""
 

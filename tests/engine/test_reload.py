@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.serving import Json, Serve, Stream, codes, free_port, frozen, listens, row_of
+from tests.engine.serving import (
+    Json,
+    Serve,
+    Stream,
+    Watch,
+    codes,
+    free_port,
+    frozen,
+    listens,
+    row_of,
+)
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -75,9 +85,14 @@ async def test_each_way_to_save_restarts_only_the_changed_model(serve: Serve, sm
         context += 256
         text = serve.text({"a": {**small, "context": context}, "b": small})
         number = (await serve.readiness())["generation"]
-        save(serve.config, text)
-        await serve.wait_for(generation(number + 1), what=save.__name__)
-        after = pids(await serve.ready())
+        async with Watch(serve) as watch:
+            save(serve.config, text)
+            await serve.wait_for(generation(number + 1), what=save.__name__)
+            after = pids(await serve.ready())
+        states = watch.states("a")
+        steps = ["ready", "draining", "queued", "loading", "ready"]
+        assert states == [step for step in steps if step in states], "no step is shown twice"
+        assert watch.states("b") == ["ready"], save.__name__
         assert after["b"] == before["b"], save.__name__
         assert after["a"] != before["a"], save.__name__
         assert codes(await serve.readiness()) == [], save.__name__
@@ -226,6 +241,22 @@ async def test_a_model_whose_file_is_not_there_starts_by_itself_when_it_comes(
     part.rename(part.with_suffix(""))
     after = await serve.ready("a", "later")
     assert pids(after)["a"] == pids(seen)["a"]
+
+
+async def test_a_model_file_that_is_being_downloaded_is_waited_for(
+    serve: Serve, small: Json, micro_chat: Path
+) -> None:
+    file = serve.folder / "slow.gguf"
+    serve.write({"a": {**small, "path": file.name}})
+    await serve.start()
+    content = await asyncio.to_thread(micro_chat.read_bytes)
+    async with Watch(serve) as watch:
+        with file.open("wb", buffering=0) as out:
+            for part in range(10):
+                out.write(content[part * len(content) // 10 : (part + 1) * len(content) // 10])
+                await asyncio.sleep(0.4)
+        await serve.ready("a")
+    assert "failed" not in watch.states("a")
 
 
 async def test_the_host_can_be_changed_while_it_runs(

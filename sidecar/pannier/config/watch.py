@@ -18,6 +18,7 @@ from pathlib import Path
 import watchfiles
 
 POLL_S = 2.0
+SETTLED_S = 2.0
 _DEBOUNCE_MS = 200
 _STEP_MS = 50
 _COARSEST_S = 2.5
@@ -45,14 +46,28 @@ def _is_fresh(path: Path) -> bool:
         return False
 
 
+def has_settled(path: Path) -> bool:
+    """Whether a file is there and nobody writes it any more: a download may take its time."""
+    try:
+        changed = path.stat().st_mtime
+    except OSError:
+        return False
+    return abs(time.time() - changed) > SETTLED_S
+
+
 async def hints(
     path: Path, *, also: Callable[[], Signature] = tuple, poll_s: float = POLL_S
 ) -> AsyncIterator[None]:
-    """Yields whenever it is worth reading `path` again, or when `also` tells something new."""
+    """Yields whenever it is worth reading `path` again, or when `also` tells something new.
+
+    The first time at once: whoever asks has read the file before, and between that and the first
+    look here lie the seconds in which the engine is asked for its devices.
+    """
     noticed = asyncio.Event()
     folder = asyncio.create_task(_watch_folder(path.parent, noticed, poll_s), name="config folder")
     seen = (signature(path), also())
     try:
+        yield
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(poll_s):

@@ -7,6 +7,7 @@ machine without GPUs only when the engine answered.
 Must not: read anything itself, or know about models.
 """
 
+import re
 from typing import Literal
 
 import msgspec
@@ -64,9 +65,9 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def backend_of(label: str) -> EngineBackend:
-    """The backend that an engine label such as "CUDA0" or "RPC1" belongs to."""
-    prefix = label.rstrip("0123456789")
-    return _BACKENDS.get(prefix, "unknown")
+    """The backend that an engine label such as "CUDA0" or "RPC[host:port]" belongs to."""
+    prefix = re.match("[A-Za-z]*", label)
+    return _BACKENDS.get(prefix.group() if prefix else "", "unknown")
 
 
 def from_engine(
@@ -85,10 +86,9 @@ def from_engine(
     present = {device.backend for device in real}
     chosen = next((backend for backend in _RANKING if backend in present), None)
     kept = [device for device in real if device.backend in (chosen, "rpc")]
+    used = f"{chosen} is used on this machine" if chosen else "not a kind that is planned on"
     dropped += [
-        f"{device.label} is {device.backend}: {chosen} is used on this machine"
-        for device in real
-        if device not in kept
+        f"{device.label} is {device.backend}: {used}" for device in real if device not in kept
     ]
     renumbered = tuple(
         msgspec.structs.replace(device, index=index) for index, device in enumerate(kept)

@@ -10,6 +10,7 @@ import asyncio
 
 from pannier.errors import HostError
 from pannier.fleet.host import STOP_GRACE_S, Hooks, Upstream, Workplace
+from pannier.fleet.ports import is_free
 from pannier.fleet.process import Child, spawn
 from pannier.render.flags import HOST_ADDRESS
 from pannier.render.llama_swap import GroupLaunch, command
@@ -35,6 +36,9 @@ class DirectHost:
         """Starts the launcher of an instance."""
         await self._let_go(instance)
         launch = self._group.launch(instance)
+        if not is_free(self._ports[instance]):  # another program took it meanwhile
+            self._place.ports.give_back(self._ports[instance])
+            self._ports[instance] = self._place.ports.take()
         child = await spawn(
             command(launch, self._ports[instance]),
             env={**self._place.env, **launch.env},
@@ -57,10 +61,11 @@ class DirectHost:
         if watcher is not None:
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
-        child = self._children.pop(instance, None)
+        child = self._children.get(instance)
         if child is not None:
             await child.stop(STOP_GRACE_S)
             self._place.store.forget_session(child.pid)
+            del self._children[instance]
 
     async def unload(self, instance: str) -> None:
         """Stops the launcher, and with it the engine."""

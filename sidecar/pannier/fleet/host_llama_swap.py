@@ -29,6 +29,9 @@ from pannier.render.llama_swap import UNLOAD_TIMEOUT_S, GroupLaunch, render
 START_SECONDS = 20.0
 """llama-swap looks for GPUs before it listens, for up to 10 s."""
 
+_PROBE_S = 3.0
+"""A program that takes our question and never answers must not hold up the start for ever."""
+
 _STOP_SECONDS = 40.0
 """Its own bound is 30 s for open requests and a backstop of 5 s."""
 
@@ -93,8 +96,9 @@ class LlamaSwapHost:
                 raise HostError(f"llama-swap did not start: {last[0]}")
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                 # /running needs our key: a foreign server on the port does not know it.
-                async with session.get("/running", allow_redirects=False) as answer:
-                    if answer.status == 200 and "running" in await answer.text():
+                limit = aiohttp.ClientTimeout(total=max(0.1, min(_PROBE_S, end - loop.time())))
+                async with session.get("/running", timeout=limit, allow_redirects=False) as answer:
+                    if answer.status == 200 and b'"running"' in await answer.read():
                         return
             if loop.time() > end:
                 raise HostError(f"llama-swap did not answer within {START_SECONDS:.0f} s")
@@ -134,7 +138,7 @@ class LlamaSwapHost:
             async with self._session.get(path, allow_redirects=False) as answer:
                 if answer.status == 200:
                     return
-                self._hooks.gone(instance, _reason(await answer.text()))
+                self._hooks.gone(instance, _reason(await answer.text("utf-8", "replace")))
         except aiohttp.ClientError as error:
             self._hooks.gone(instance, f"llama-swap did not answer: {error}")
 
@@ -159,22 +163,24 @@ class LlamaSwapHost:
 
     async def stop(self) -> None:
         """Unloads all members, stops llama-swap and sweeps its session."""
+        answered = self._watcher is not None
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
-            self._watcher = None
-        child, self._child = self._child, None
+        child = self._child
         if child is not None:
-            if child.returncode is None and self._session is not None:
+            if answered and child.returncode is None:
                 await asyncio.gather(*(self.unload(each.instance) for each in self._group.launches))
             await child.stop(_STOP_SECONDS)
             self._place.store.forget_session(child.pid)
+        self._watcher = self._child = None
         for instance in list(self._loads):
             await self._end_load(instance)
         if self._session is not None:
             await self._session.close()
             self._session = None
-        self._config.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._config.unlink(missing_ok=True)
         self._place.ports.give_back(*self._ports.values())
         if self._listen is not None:
             self._place.ports.give_back(self._listen)

@@ -36,6 +36,7 @@ from pannier.fleet.launcher_words import (
 SAMPLE_S = 0.2
 KILL_WHILE_LOADING_S = 0.5
 ASK_AGAIN_S = 1.0
+AT_ONCE_S = 1.0
 READY_LINE_S = 1.0
 """How long a 200 waits for the engine's own ready line: they come in the same millisecond."""
 
@@ -216,7 +217,7 @@ class Engine(Care):
             self._say(b"")
         elif self._state["progress_lines"]:
             self._say(EXIT_COMMAND)
-            self.loop.after("again", ASK_AGAIN_S, lambda: self.signal_child(signal.SIGTERM))
+            self.loop.after("again", ASK_AGAIN_S, self._ask_again)
         else:
             self.signal_child(signal.SIGTERM)
             self._say(b"")
@@ -224,6 +225,14 @@ class Engine(Care):
             if isinstance(ready_s, float) and self._elapsed() - ready_s < ASK_AGAIN_S:
                 # Here a second SIGTERM means "at once", so only where the first may be lost.
                 self.loop.after("again", ASK_AGAIN_S, lambda: self.signal_child(signal.SIGTERM))
+
+    def _ask_again(self) -> None:
+        """After the line the first SIGTERM asks once more, the second one means "at once".
+
+        An engine that is asked to end while it streams an answer can wait for its reader for ever.
+        """
+        self.signal_child(signal.SIGTERM)
+        self.loop.after("at once", AT_ONCE_S, lambda: self.signal_child(signal.SIGTERM))
 
     def _say(self, last_words: bytes) -> None:
         """Write to the child's stdin and close it."""

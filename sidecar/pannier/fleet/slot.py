@@ -93,6 +93,8 @@ def exit_failure(report: Report) -> Failure | None:
         return None
     how = f"with signal {end.signal}" if end.signal else f"with code {end.code}"
     detail = end.reason or (end.tail[-1] if end.tail else None)
+    if detail == f"ended by {end.signal}":
+        detail = None  # the message says it
     if end.out_of_memory:
         return Failure(
             code="out-of-memory",

@@ -35,10 +35,14 @@ UNLOADED = Failure(code="unloaded", message="the model was unloaded while it was
 
 
 class Member(msgspec.Struct, frozen=True):
-    """One instance of the group: `asked` requests wait for it, `inflight` are being served."""
+    """One instance of the group: `asked` requests wait for it, `inflight` are being served.
+
+    `wished` says that it shall be loaded whether anybody waits or not.
+    """
 
     phase: MemberPhase = "cold"
     asked: int = 0
+    wished: bool = False
     inflight: int = 0
     crashes: int = 0
     failure: Failure | None = None
@@ -163,7 +167,7 @@ def _member_event(state: GroupState, event: m.MemberEvent) -> Step:
         case m.Asked():
             return _asked(state, name, member, holds=event.holds)
         case m.Left():
-            return _put(state, name, asked=max(0, member.asked - 1)), ()
+            return _left(state, name, member)
         case m.Done():
             return _done(state, name, member)
         case m.Ready():
@@ -194,14 +198,24 @@ def _asked(state: GroupState, name: str, member: Member, *, holds: bool) -> Step
             return state, ()
         return _put(state, name, inflight=member.inflight + 1), (m.Grant(name),)
     asked = member.asked + 1 if holds else member.asked
+    state = _put(state, name, asked=asked, wished=member.wished or not holds)
     if member.phase in ("cold", "failed"):
-        state = _put(state, name, phase="queued", asked=asked, failure=None)
-    else:
-        state = _put(state, name, asked=asked)
+        state = _put(state, name, phase="queued", failure=None)
     if state.members[name].phase != "loading" and name not in state.queue:
         state = _with(state, queue=(*state.queue, name))
     if state.phase == "failed":
         return _with(state, phase="starting", attempts=0), (m.StartHost(),)
+    return _pump(state)
+
+
+def _left(state: GroupState, name: str, member: Member) -> Step:
+    """Nobody waits any more for what has not begun: it must not push another one out."""
+    state = _put(state, name, asked=max(0, member.asked - 1))
+    if member.asked > 1 or member.wished or name not in state.queue:
+        return state, ()
+    state = _with(state, queue=tuple(other for other in state.queue if other != name))
+    if member.phase == "queued":
+        state = _put(state, name, phase="cold")
     return _pump(state)
 
 
@@ -230,7 +244,13 @@ def _ready(state: GroupState, name: str, member: Member) -> Step:
         return state, ()
     effects: tuple[Effect, ...] = (m.Grant(name),) if member.asked else (m.WatchIdle(name),)
     state = _put(
-        state, name, phase="ready", inflight=member.inflight + member.asked, asked=0, failure=None
+        state,
+        name,
+        phase="ready",
+        inflight=member.inflight + member.asked,
+        asked=0,
+        wished=False,
+        failure=None,
     )
     state, more = _pump(state)
     return state, (*effects, *more)
@@ -257,7 +277,9 @@ def _ended(state: GroupState, name: str, member: Member, failure: Failure | None
     effects = (m.Refuse(name, failure),) if member.asked else ()
     if was_ready and crashes < MAX_TRIES:
         effects = (*effects, m.LoadAgain(name, crashes))
-    state = _put(state, name, phase="failed", asked=0, crashes=crashes, failure=failure)
+    state = _put(
+        state, name, phase="failed", asked=0, wished=False, crashes=crashes, failure=failure
+    )
     state = _with(state, queue=tuple(other for other in state.queue if other != name))
     state, more = _pump(state)
     return state, (*effects, *more)
@@ -273,11 +295,12 @@ def _unload(state: GroupState, name: str, member: Member) -> Step:
             return _put(state, name, phase="unloading"), (m.Unload(name),)
         case "loading":
             effects: tuple[Effect, ...] = (m.Refuse(name, UNLOADED),) if member.asked else ()
-            return _put(state, name, phase="unloading", asked=0), (*effects, m.Unload(name))
+            gone = _put(state, name, phase="unloading", asked=0, wished=False)
+            return gone, (*effects, m.Unload(name))
         case "queued":
             state = _with(state, queue=tuple(other for other in state.queue if other != name))
             effects = (m.Refuse(name, UNLOADED),) if member.asked else ()
-            return _put(state, name, phase="cold", asked=0), effects
+            return _put(state, name, phase="cold", asked=0, wished=False), effects
         case "failed":
             return _put(state, name, phase="cold", failure=None), ()
         case _:

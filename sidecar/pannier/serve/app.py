@@ -19,6 +19,7 @@ from pannier.serve.router_dialect import Levers, RouterRoutes
 from pannier.serve.security import Gate, guard
 from pannier.serve.snapshot import Snapshot
 from pannier.serve.streams import Streams
+from pannier.serve.waiting import QUIET_S
 
 
 def make_app(
@@ -27,28 +28,34 @@ def make_app(
     session: aiohttp.ClientSession,
     gate: Gate,
     levers: Levers,
+    *,
+    quiet_s: float = QUIET_S,
 ) -> web.Application:
-    """The application; the caller owns the session and the runner."""
+    """The application; the caller owns the session and the runner.
+
+    `quiet_s` is how long a stream waits for its model before it is kept open by comments.
+    """
     app = web.Application(client_max_size=MAX_BODY, middlewares=[openai_errors, guard(gate)])
     streams = Streams()
     readiness = ReadinessRoutes(snapshots, streams)
     models = OpenAiRoutes(snapshots)
     router = RouterRoutes(snapshots, models, levers, streams)
-    forwarder = Forwarder(session, snapshots, models.choose, lend)
+    forwarder = Forwarder(session, snapshots, models.choose, lend, quiet_s=quiet_s)
     get = app.router.add_get
     get("/v1/models", models.models)
     get("/v1/models/{model:.+}", models.model)
     get("/v1/readiness", readiness.everything)
-    get("/v1/readiness/events", readiness.events)
+    get("/v1/readiness/events", readiness.events, allow_head=False)
     get("/v1/readiness/{model:.+}", readiness.one)
     get("/models", models.models)
-    get("/models/sse", router.events)
+    get("/models/sse", router.events, allow_head=False)
     app.router.add_post("/models/load", router.load)
     app.router.add_post("/models/unload", router.unload)
     described = openapi_json(ROUTES)
 
     async def openapi(request: web.Request) -> web.Response:
-        return web.Response(body=described, content_type="application/json")
+        headers = {"X-Content-Type-Options": "nosniff"}
+        return web.Response(body=described, content_type="application/json", headers=headers)
 
     get("/openapi.json", openapi)
     get("/livez", readiness.livez)

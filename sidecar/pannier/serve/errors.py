@@ -41,10 +41,12 @@ class ApiError(PannierError):
 
     def body(self) -> bytes:
         """OpenAI's error object."""
+        # A message may quote a header, and a header may hold bytes that are no text.
+        message = str(self).encode(errors="replace").decode()
         return msgspec.json.encode(
             {
                 "error": {
-                    "message": str(self),
+                    "message": message,
                     "type": self.kind,
                     "param": self.param,
                     "code": self.code,

@@ -177,11 +177,11 @@ async def _pass_on(
             told = told or _ERROR in last + chunk
             last = (last + chunk)[-64:]
             await response.write(chunk)
-    except aiohttp.ClientError as error:
-        return await _broken(request, response, events, str(error))
+    except aiohttp.ClientError:
+        return await _broken(request, response, events, "its answer broke off")
     whole = _DONE in last or told or path not in _ENDS_WITH_DONE
     if events and answer.status == 200 and not whole:
-        return await _broken(request, response, events, "the stream ended early")
+        return await _broken(request, response, events, "its answer broke off")
     await response.write_eof()
     return response
 

@@ -60,7 +60,8 @@ class ReadinessRoutes:
                 raise ApiError(404, f"there is no model {name!r}", code="model_not_found")
             found = row(snapshot, model, _now())
             left = end - _now()
-            if left <= 0 or found.state in ("ready", "failed", "not_installed", "unplaceable"):
+            settled = found.state in ("ready", "failed", "not_installed", "unplaceable")
+            if settled or left <= 0 or snapshot.stopping:
                 return reply(found)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):

@@ -93,9 +93,9 @@ def wanted_ready(snapshot: Snapshot, model_id: str) -> bool:
 def _was_loaded(snapshot: Snapshot, instance_id: str) -> bool:
     """Whether an instance is ready, or was loaded before and left memory as it was told to."""
     state, view = _state_of(snapshot, instance_id), snapshot.fleet.instance(instance_id)
-    if view is None or view.progress is None:
-        return False
-    return state == "ready" or (state == "cold" and view.progress.fraction == 1.0)
+    if view is None or state == "ready":
+        return view is not None
+    return state == "cold" and view.progress is not None and view.progress.fraction == 1.0
 
 
 def _why_not(snapshot: Snapshot, model_id: str) -> tuple[State, Failure]:
@@ -123,11 +123,14 @@ def _gib(count: int) -> str:
 
 def _state_of(snapshot: Snapshot, instance_id: str) -> State:
     view = snapshot.fleet.instance(instance_id)
-    if view is None:
-        # Its group waits until what it needs is free.
+    group = next(
+        (g for g in snapshot.fleet.groups if view is not None and g.id == view.group), None
+    )
+    if view is None or (group is not None and group.phase == "absent"):
+        # Its group waits until what it needs is free; at a stop nothing comes any more.
         model = snapshot.plan.instance(instance_id).model
-        return "queued" if snapshot.config.models[model].preload else "cold"
-    group = next((g for g in snapshot.fleet.groups if g.id == view.group), None)
+        wanted = snapshot.config.models[model].preload and not snapshot.stopping
+        return "queued" if wanted else "cold"
     if group is not None and group.phase in ("draining", "stopping"):
         return "draining"
     return "draining" if view.phase == "unloading" else view.phase
@@ -136,6 +139,8 @@ def _state_of(snapshot: Snapshot, instance_id: str) -> State:
 def _shown(view: InstanceView | None, state: State, now: float) -> Shown | None:
     if view is None or view.progress is None or state in ("cold", "queued", "draining"):
         return None
+    if state == "failed" and view.progress.fraction == 1.0:
+        return None  # it died later: that load is long over
     return show(view.progress, now)
 
 

@@ -23,7 +23,8 @@ _LOOPBACK_NAMES = frozenset({"127.0.0.1", "::1", "localhost"})
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/healthz"})
 """Probes have no keys; these routes show no model, no path and no secret without one."""
 
-_BODY_TYPES = ("application/json", "multipart/form-data")
+_FORM_PATHS = frozenset({"/v1/audio/transcriptions"})
+"""Where the API wants a form. A web page can send one without asking first, so only here."""
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +42,7 @@ def access_of(
 ) -> Access:
     """The rules that a config asks for."""
     bound, _ = split_listen(server.listen)
-    wide = bound in ("0.0.0.0", "::")
+    wide = _is_unspecified(bound)
     clients = tuple(client_keys)
     hosts = {*_LOOPBACK_NAMES, *map(host_name, server.allowed_hosts)}
     return Access(
@@ -66,16 +67,22 @@ def check(request: web.Request, access: Access) -> None:
     _check_host(request, access)
     _check_browser(request, access)
     if request.method not in ("GET", "HEAD", "OPTIONS"):
-        kind = request.content_type.lower()
-        if request.body_exists and kind not in _BODY_TYPES:
-            raise ApiError(
-                415,
-                f"the content type is {kind}; allowed: {', '.join(_BODY_TYPES)}",
-                code="content_type",
-            )
+        _check_body(request)
     open_to_all = request.path in OPEN_PATHS and "verbose" not in request.query
     if access.client_keys and not open_to_all:
         _check_key(request, (*access.client_keys, *access.admin_keys))
+
+
+def _check_body(request: web.Request) -> None:
+    kind = request.content_type.lower()
+    form = kind == "multipart/form-data" and request.path in _FORM_PATHS
+    if request.body_exists and kind != "application/json" and not form:
+        raise ApiError(
+            415, f"the content type is {kind}; send application/json", code="content_type"
+        )
+    limit = request.client_max_size
+    if request.content_length is not None and request.content_length > limit:
+        raise ApiError(413, f"the body is larger than {limit} bytes", code="too_large")
 
 
 def presented_key(request: web.Request) -> str | None:
@@ -95,6 +102,13 @@ def _check_host(request: web.Request, access: Access) -> None:
         f"the host name {name!r} is not known here; add it to server.allowed_hosts",
         code="host_not_allowed",
     )
+
+
+def _is_unspecified(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def _is_address(name: str) -> bool:
@@ -123,7 +137,8 @@ def _check_browser(request: web.Request, access: Access) -> None:
 
 
 def _check_key(request: web.Request, keys: tuple[str, ...]) -> None:
-    given = (presented_key(request) or "").encode()
+    # Headers are bytes: what is no UTF-8 must be a wrong key and not a fault.
+    given = (presented_key(request) or "").encode(errors="surrogateescape")
     # All keys are compared, so that the time tells nothing about which one was close.
     matches = [hmac.compare_digest(given, key.encode()) for key in keys]
     if not any(matches):

@@ -61,18 +61,27 @@ class Waiting:
             else:
                 await self._tell(self._row())
         if self._stage is not None:
-            await self._write(_event(chat_line(self._row()), done=True))
+            shown = self._row()
+            # Without a last event that is done, the line in the chat would shimmer for ever.
+            text = chat_line(shown) if shown else f"{self._model}: not in the config any more"
+            await self._write(_event(text, done=True))
         return self._response
 
-    async def _tell(self, shown: Row) -> None:
+    async def _tell(self, shown: Row | None) -> None:
+        if shown is None:
+            return
         now = asyncio.get_running_loop().time()
         stage = (shown.state, shown.stage)
         if stage != self._stage or now - self._told >= EVENT_S:
             self._stage, self._told = stage, now
             await self._write(_event(chat_line(shown), done=False))
 
-    def _row(self) -> Row:
-        return row(self._snapshots.value, self._model, asyncio.get_running_loop().time())
+    def _row(self) -> Row | None:
+        """None once an edit has removed the model; the loan ends soon, and says so."""
+        snapshot = self._snapshots.value
+        if self._model not in snapshot.config.models:
+            return None
+        return row(snapshot, self._model, asyncio.get_running_loop().time())
 
     async def _write(self, data: bytes) -> None:
         if self._response is None:

@@ -1,7 +1,7 @@
 """What has to work where POSIX is missing: the commands that only look.
 
-A real interpreter with the POSIX parts taken away stands in for Windows. It is not Windows, but each
-import and call that would fail there for want of them fails here too.
+A real interpreter with the POSIX parts taken away stands in for Windows. It is not Windows, but
+each import and call that would fail there for want of them fails here too.
 """
 
 import subprocess

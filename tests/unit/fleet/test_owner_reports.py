@@ -48,6 +48,17 @@ async def test_reports_of_an_earlier_launcher_are_not_believed(run, machine):
     owned.owner.release(await waiting)
 
 
+async def test_a_launcher_that_an_earlier_run_left_behind_is_not_believed(run, machine):
+    """It has the same name, and the port of that run."""
+    owned = run()
+    waiting = await loading(owned, machine)
+    machine.host.say("a", launcher=1, port=9999, phase="ready")
+    await asyncio.sleep(10)
+    assert owned.phase("a") == "loading"
+    machine.host.ready("a")
+    owned.owner.release(await waiting)
+
+
 async def test_a_lost_connection_without_a_last_word_is_an_end(run, machine):
     owned = run()
     waiting = await loading(owned, machine)

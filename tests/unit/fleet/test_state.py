@@ -222,6 +222,23 @@ def test_in_a_swap_set_who_asks_first_is_served_first():
     assert [effect.member for effect in loads if isinstance(effect, m.Load)] == ["b", "c", "a"]
 
 
+def test_in_a_swap_set_who_waits_for_nobody_any_more_pushes_no_one_out():
+    group = Group(swap=True).up().serving("a")
+    group.tell(m.Asked("b"), m.Left("b"))
+    assert group.phase("b") == "cold"
+    assert group.tell(m.Done("a")) == [m.Unload("a")]  # it had been told to finish already
+    assert group.tell(m.Ended("a")) == []
+    assert group.tell(m.Asked("a")) == [m.Load("a")]
+
+
+def test_in_a_swap_set_a_wish_stays_when_who_waited_beside_it_left():
+    group = Group(swap=True).up().serving("a")
+    group.tell(m.Asked("b", holds=False), m.Asked("b"), m.Left("b"))
+    assert group.phase("b") == "queued"
+    group.tell(m.Done("a"))
+    assert group.tell(m.Ended("a")) == [m.Load("b")]
+
+
 def test_in_a_swap_set_a_failed_load_lets_the_next_one_in():
     group = Group(swap=True).up()
     group.tell(m.Asked("a"), m.Asked("b"))

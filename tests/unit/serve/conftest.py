@@ -24,6 +24,7 @@ from pannier.serve.snapshot import Snapshot
 
 UPSTREAM_KEY = "Bearer the-key-of-this-run"
 PATIENCE = 15.0
+QUIET_S = 0.05
 
 
 class Stand:
@@ -91,6 +92,20 @@ class Stand:
                 await writer.wait_closed()
         return int(answer.split(b" ", 2)[1]) if answer else 0, answer
 
+    async def head(self, request: bytes) -> tuple[int, bytes]:
+        """As `raw`, but it reads no more than the head and a first piece of a stream."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(request)
+            async with asyncio.timeout(PATIENCE):
+                answer = await reader.readuntil(b"\r\n\r\n")
+                answer += await reader.read(65536)
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+        return int(answer.split(b" ", 2)[1]), answer
+
     async def stop(self) -> None:
         if self.runner is not None:
             await self.runner.cleanup()
@@ -103,7 +118,7 @@ async def stand() -> AsyncIterator[Stand]:
     async with FakeUpstream().running() as upstream, upstream_session() as session:
         stand = Stand(upstream)
         levers = Levers(wish=stand.wished.append, unload=stand.unloaded.append)
-        app = make_app(stand.snapshots, stand.lend, session, stand.gate, levers)
+        app = make_app(stand.snapshots, stand.lend, session, stand.gate, levers, quiet_s=QUIET_S)
         stand.runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=3.0
         )

@@ -186,7 +186,7 @@ async def test_while_it_stops_nothing_new_is_taken(stand):
 async def test_a_body_that_is_too_large_is_refused_by_its_announced_length(stand):
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {MAX_BODY + 1}\r\nConnection: close\r\n\r\n"
-    status, answer = await stand.raw(head.encode())
+    status, answer = await stand.head(head.encode())
     assert status == 413
     assert b'"error"' in answer
 
