@@ -11,15 +11,13 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from tests.unit.plugin.stand_in import StandIn, a_row
+from tests.unit.plugin.stand_in import PLUGIN, StandIn, a_row
 from tests.webui.environments import environment
 
 import pannier
 
 pytestmark = pytest.mark.timeout(1600)  # the first time it installs the package
 
-ROOT = Path(__file__).resolve().parents[2]
-PLUGIN = ROOT / "plugin" / "pannier_progress.py"
 PROGRAM = Path(__file__).with_name("loader_program.py")
 PAGE = {"chat_id": "c1", "session_id": "s1", "message_id": "m1", "user_id": "u"}
 CALLER = {"chat_id": "", "session_id": None, "message_id": None, "user_id": "u"}

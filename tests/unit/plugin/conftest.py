@@ -4,14 +4,11 @@ import importlib.util
 import sys
 import types
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.unit.plugin.stand_in import NAME, Chat, Connections, StandIn
-
-PLUGIN = Path(__file__).parents[3] / "plugin" / "pannier_progress.py"
+from tests.unit.plugin.stand_in import NAME, PLUGIN, Chat, Connections, StandIn
 
 
 @pytest.fixture

@@ -4,10 +4,12 @@ import asyncio
 import copy
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 from aiohttp import web
 
+PLUGIN = Path(__file__).parents[3] / "plugin" / "pannier_progress.py"
 NAME = "qwen3"
 
 Json = dict[str, Any]

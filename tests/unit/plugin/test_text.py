@@ -4,7 +4,7 @@ import ast
 import sys
 
 import pytest
-from tests.unit.plugin.conftest import PLUGIN
+from tests.unit.plugin.stand_in import PLUGIN
 
 TEXT = PLUGIN.read_text()
 README = PLUGIN.with_name("README.md").read_text()
