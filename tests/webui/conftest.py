@@ -18,7 +18,7 @@ import pytest
 from tests.engine.serving import Serve, free_port
 from tests.webui.browser import Page
 from tests.webui.environments import environment
-from tests.webui.servers import OpenWebUi
+from tests.webui.servers import HEADER, KEY, OpenWebUi
 
 from pannier.demo.files import fetch_model
 from pannier.engine.install import install
@@ -126,31 +126,31 @@ def slow_device(
 @pytest.fixture(scope="module", params=["direct", "llama-swap"])
 def pannier(
     request: pytest.FixtureRequest,
-    webui: OpenWebUi,
     programs: dict[str, str],
     slow_device: str,
     say: Callable[[str], None],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Serve]:
-    """A Pannier whose models load slowly, connected to Open WebUI."""
+    """A Pannier whose models load slowly, with a key."""
     host = str(request.param)
     if host == "llama-swap" and "PANNIER_LLAMA_SWAP" not in programs:
         pytest.skip(f"no llama-swap: neither {LENT_SWAP} nor one that Pannier finds is there")
     folder = tmp_path_factory.mktemp(host)
     broken = folder / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(4096))
+    key = folder / "key"
+    key.write_text(f"{KEY}\n")
+    key.chmod(0o600)
     common = {"context": 1024, "preload": False, "args": ["--grammar", SHORT]}
     models = {"smollm2": run(fetch_model(say)), "broken": broken}
     serve = Serve(folder, host=host, programs=programs, engine={"rpc": [slow_device]})
     serve.write(
         {name: {"path": str(path), **common} for name, path in models.items()},
         placement={"chat": {"devices": ["RPC0"]}},
-        server={"event_header": "X-OpenWebUI-Message-Id"},
+        server={"event_header": HEADER, "api_key_file": str(key)},
     )
     try:
         run(serve.start())
-        header = {"X-OpenWebUI-Message-Id": "{{MESSAGE_ID}}"}
-        assert "smollm2" in webui.connect(f"{serve.url}/v1", headers=header)
         yield serve
         run(serve.stop())
     finally:
@@ -173,6 +173,7 @@ def page(
     chrome: Any, webui: OpenWebUi, pannier: Serve, request: pytest.FixtureRequest
 ) -> Iterator[Page]:
     """A fresh page before a cold model, with the plugin as it is by itself."""
+    webui.connect(pannier.url)
     webui.switch(on=True)
     webui.valves()
     PICTURES.mkdir(parents=True, exist_ok=True)

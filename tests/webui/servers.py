@@ -18,6 +18,8 @@ Json = dict[str, Any]
 
 START_S = 180.0
 FUNCTION = "pannier_progress"
+KEY = "a key for the tests of the plugin"
+HEADER = "X-OpenWebUI-Message-Id"
 
 
 def wait_for(holds: Callable[[], Any], within: float = 40.0, what: str = "") -> Any:
@@ -105,22 +107,31 @@ class OpenWebUi:
             with error:
                 raise AssertionError(f"{path}: {error.code} {error.read()!r}") from None
 
-    def connect(self, url: str, key: str = "", **config: Any) -> list[str]:
-        """Makes this the only connection; the ids of the models that it gives."""
+    def connect(self, pannier: str, **config: Any) -> None:
+        """Makes Pannier the only connection, as the README of the plugin says."""
+        headers = {HEADER: "{{MESSAGE_ID}}"}
+        settings = {"enable": True, "provider": "llama.cpp", "headers": headers, **config}
         self.post(
             "/openai/config/update",
             {
                 "ENABLE_OPENAI_API": True,
-                "OPENAI_API_BASE_URLS": [url],
-                "OPENAI_API_KEYS": [key],
-                "OPENAI_API_CONFIGS": {"0": {"enable": True, "provider": "llama.cpp", **config}},
+                "OPENAI_API_BASE_URLS": [f"{pannier}/v1"],
+                "OPENAI_API_KEYS": [KEY],
+                "OPENAI_API_CONFIGS": {"0": settings},
             },
         )
-        return [each["id"] for each in self.models()]
+        assert self.models(), f"no models from {pannier}"
 
     def models(self) -> list[Json]:
         found: list[Json] = self.get("/api/models?refresh=true")["data"]
         return found
+
+    def make_workspace_model(self, name: str, base: str) -> None:
+        """A model of Open WebUI's own, above one of a connection."""
+        if name not in [each["id"] for each in self.models()]:
+            form = {"id": name, "name": name.title(), "base_model_id": base}
+            self.post("/api/v1/models/create", {**form, "meta": {}, "params": {}})
+            self.models()
 
     def install(self, readme: Path) -> None:
         """Installs the plugin with the code that the README has for it."""

@@ -14,11 +14,6 @@ def loads(pannier):
     return len(re.findall(r"smollm2: loading$", pannier.log_file.read_text(), re.MULTILINE))
 
 
-def last_status(webui, page):
-    """The last line of the answer, as it is saved."""
-    return webui.saved(page.chat)[-1]["statusHistory"][-1]
-
-
 def test_the_bar_rises_in_a_new_chat_and_the_answer_follows(page, webui, pannier):
     before = loads(pannier)
     page.open("smollm2")
@@ -36,7 +31,9 @@ def test_the_bar_rises_in_a_new_chat_and_the_answer_follows(page, webui, pannier
     assert len(set(shown)) >= 3, lines
     assert shown == sorted(shown)
     assert answer.split()[0] in page.page.inner_text("#messages-container")
-    assert last_status(webui, page)["done"] is True
+    history = webui.saved(page.chat)[-1]["statusHistory"]
+    assert [each["done"] for each in history] == [False] * (len(history) - 1) + [True]
+    assert len(history) <= 12, "each line is saved with the chat"
     # A new chat asks the cold model for a title first: both are one load.
     wait_for(lambda: webui.get(f"/api/v1/chats/{page.chat}")["title"] != "New Chat", what="title")
     assert loads(pannier) == before + 1
@@ -74,13 +71,17 @@ def test_a_model_that_cannot_be_loaded_says_why_in_the_chat(page, webui):
     assert not set(error) & set("<>[]")
 
 
-def test_a_reload_of_the_page_in_the_middle_loses_nothing(page, webui, pannier):
+def test_a_workspace_model_behind_a_prefix_survives_a_reload_of_the_page(page, webui, pannier):
     before = loads(pannier)
-    page.open("smollm2")
+    webui.connect(pannier.url, prefix_id="box")
+    webui.make_workspace_model("helper", "box.smollm2")
+    page.open("helper")
     page.send()
     first = percents(page.watch("%"))
     assert page.chat
     page.page.reload()
+    page.page.wait_for_timeout(2000)
+    page.picture("reloaded")
     lines = page.watch("smollm2 is ready after")
 
     assert max(percents(lines)) > max(first), lines
@@ -139,5 +140,5 @@ def test_without_the_plugin_the_connection_s_header_shows_the_load(page, webui, 
     shown = percents(lines)
     assert len(set(shown)) >= 3, lines
     assert shown == sorted(shown)
-    assert last_status(webui, page)["done"] is True
+    assert webui.saved(page.chat)[-1]["statusHistory"][-1]["done"] is True
     assert loads(pannier) == before + 1
