@@ -19,6 +19,7 @@ from pannier.demo.files import fetch_model
 from pannier.engine.install import install
 from pannier.engine.locate import beside, find_llama_server, find_llama_swap
 from pannier.engine.report import Printer
+from pannier.errors import PannierError
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
@@ -106,24 +107,43 @@ class Programs:
         return {**found, "PANNIER_LLAMA_SWAP": self.swap} if self.swap else found
 
 
+_PROGRAMS = pytest.StashKey[Programs]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Gets the engines before the first test: building one takes minutes, a test has seconds."""
+    here = any(HERE in item.path.parents for item in session.items)
+    if not here or session.config.option.collectonly or _PROGRAMS in session.config.stash:
+        return
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        try:
+            session.config.stash[_PROGRAMS] = _get_programs(Printer())
+        except PannierError as error:
+            pytest.exit(f"the engines for tests/engine cannot be had: {error}", returncode=1)
+
+
+def _get_programs(printer: Printer) -> Programs:
+    """Found, or installed while the terminal shows how far that is."""
+    found = find_llama_server()
+    swap = str(LENT_SWAP) if LENT_SWAP.exists() else None
+    if found is None:
+        printer.say("\nthe tests need llama-server; it is installed now, once")
+        want = ("llama-server",) if swap else ("llama-server", "llama-swap")
+        made = asyncio.run(install(want=want, say=printer.say, show=printer.show))
+        found = made.llama_server
+    assert found is not None
+    if swap is None and (other := find_llama_swap()) is not None:
+        swap = other.path
+    model = asyncio.run(fetch_model(printer.say))
+    return Programs(found.path, swap, model)
+
+
 @pytest.fixture(scope="session")
 def programs(request: pytest.FixtureRequest) -> Programs:
-    """Found, or installed while the terminal shows how far that is."""
-    terminal = request.config.pluginmanager.getplugin("capturemanager")
-    with terminal.global_and_fixture_disabled():
-        printer = Printer()
-        found = find_llama_server()
-        swap = str(LENT_SWAP) if LENT_SWAP.exists() else None
-        if found is None:
-            printer.say("\nthe tests need llama-server; it is installed now, once")
-            want = ("llama-server",) if swap else ("llama-server", "llama-swap")
-            made = asyncio.run(install(want=want, say=printer.say, show=printer.show))
-            found = made.llama_server
-        assert found is not None
-        if swap is None and (other := find_llama_swap()) is not None:
-            swap = other.path
-        model = asyncio.run(fetch_model(printer.say))
-    return Programs(found.path, swap, model)
+    """The real programs, which were got before the first test."""
+    return request.config.stash[_PROGRAMS]
 
 
 @pytest.fixture(scope="session")

@@ -141,7 +141,7 @@ async def test_a_load_that_all_clients_left_goes_on_to_ready(
     serve.write({"a": {"path": str(micro_chat), "context": 512, "preload": False}})
     await serve.start()
     only = asyncio.create_task(serve.post("/v1/chat/completions", {"model": "a", **CHAT}))
-    await serve.state("a", "queued", "loading")
+    await serve.state("a", "loading", "ready")  # before, nothing was begun that could go on
     only.cancel()
     await asyncio.gather(only, return_exceptions=True)
     await serve.ready("a")

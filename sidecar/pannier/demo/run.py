@@ -23,7 +23,8 @@ import msgspec
 
 from pannier.demo.files import fetch_model, write_folder
 from pannier.demo.show import Bars
-from pannier.engine.install import Configured, install
+from pannier.engine.install import install
+from pannier.engine.locate import Configured
 from pannier.engine.report import Printer
 from pannier.errors import PannierError
 from pannier.serve.rows import rows

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from pannier.engine import locate
-from pannier.engine.install import Configured, install
+from pannier.engine.locate import Configured
 from pannier.engine.platforms import BACKENDS
 from pannier.engine.report import Printer, Server, Status, Swap, status_lines
 from pannier.errors import ConfigError, EngineError
@@ -93,6 +93,9 @@ async def ask(configured: Configured, host: str = "auto") -> tuple[Status, list[
 async def _install(
     args: argparse.Namespace, configured: Configured, host: str, printer: Printer
 ) -> int:
+    # Only here: it brings an HTTP client, and `pannier check` shall not wait for that.
+    from pannier.engine.install import install
+
     await install(
         backend=args.backend,
         releases=args.releases,

@@ -18,7 +18,7 @@ import msgspec
 from pannier.engine import archive, locate
 from pannier.engine.build import Builder, unpack_wheel, wheels_here
 from pannier.engine.folder import ManagedFolder
-from pannier.engine.locate import Origin, Program
+from pannier.engine.locate import Configured, Origin, Program
 from pannier.engine.pins import PINS, Pins
 from pannier.engine.platforms import (
     Backend,
@@ -44,14 +44,6 @@ class Installed(msgspec.Struct, frozen=True, kw_only=True):
     llama_server: Program | None = None
     llama_swap: Program | None = None
     notes: tuple[str, ...] = ()
-
-
-class Configured(msgspec.Struct, frozen=True, kw_only=True):
-    """What config.toml says about the programs; `base` is its folder."""
-
-    llama_server: str = "llama-server"
-    llama_swap: str = "llama-swap"
-    base: Path | None = None
 
 
 class _Way(msgspec.Struct, frozen=True, kw_only=True):

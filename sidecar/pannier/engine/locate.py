@@ -31,6 +31,14 @@ _PROGRESS_MARK = b"cmd_child_to_router:state"
 _LARGEST_LIBRARY = 256 << 20
 
 
+class Configured(msgspec.Struct, frozen=True, kw_only=True):
+    """What config.toml says about the programs; `base` is its folder."""
+
+    llama_server: str = "llama-server"
+    llama_swap: str = "llama-swap"
+    base: Path | None = None
+
+
 class Program(msgspec.Struct, frozen=True, kw_only=True):
     """A program that was found: its path, and who named it."""
 

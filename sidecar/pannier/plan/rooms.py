@@ -11,6 +11,10 @@ from collections.abc import Mapping
 import msgspec
 
 from pannier.devices.inventory import Device, Inventory
+from pannier.plan.roles import MIB
+
+DEFAULT_RESERVE = 512 * MIB
+"""Bytes kept free on a device that a table of reserves does not name."""
 
 
 class Room(msgspec.Struct, kw_only=True):
@@ -43,7 +47,7 @@ class Room(msgspec.Struct, kw_only=True):
 def rooms_of(reserve: int | Mapping[str, int], inventory: Inventory) -> list[Room]:
     """One room per device in inventory order, or the host alone. `reserve` in bytes."""
     if not inventory.devices:
-        kept = reserve if isinstance(reserve, int) else reserve.get("host", 0)
+        kept = reserve if isinstance(reserve, int) else reserve.get("host", DEFAULT_RESERVE)
         # 0 when /proc/meminfo is not there: then memory cannot refuse anything.
         have = max(0, inventory.host.available - kept) if inventory.host.available else 1 << 60
         return [Room(order=0, label=None, capacity=have, free=have)]
@@ -56,5 +60,5 @@ def rooms_of(reserve: int | Mapping[str, int], inventory: Inventory) -> list[Roo
 
 
 def _reserve_of(device: Device, reserve: Mapping[str, int]) -> int:
-    """A table of reserves names devices by label or UUID."""
-    return reserve.get(device.label, reserve.get(device.uuid or "", 0))
+    """A table of reserves names devices by label or UUID; the others keep the usual one."""
+    return reserve.get(device.label, reserve.get(device.uuid or "", DEFAULT_RESERVE))

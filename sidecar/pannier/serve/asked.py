@@ -3,7 +3,9 @@
 Only these two are read from a stranger's body; everything else is the engine's to judge and is sent
 on as it came, byte for byte.
 
-Must not: change a body, or accept one whose model could be read two ways.
+Of two equal keys the last one counts, for us as for llama-server.
+
+Must not: change a body.
 """
 
 from collections.abc import Iterator

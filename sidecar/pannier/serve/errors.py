@@ -31,6 +31,7 @@ class ApiError(PannierError):
         param: str | None = None,
         retry_after_s: int | None = None,
         should_retry: bool | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(message, code=code)
         self.status = status
@@ -38,6 +39,7 @@ class ApiError(PannierError):
         self.param = param
         self.retry_after_s = retry_after_s
         self.should_retry = should_retry
+        self.allow = allow
 
     def body(self) -> bytes:
         """OpenAI's error object."""
@@ -65,6 +67,8 @@ class ApiError(PannierError):
             headers["Retry-After"] = str(self.retry_after_s)
         if self.should_retry is not None:
             headers["x-should-retry"] = "true" if self.should_retry else "false"
+        if self.allow:
+            headers["Allow"] = self.allow
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return web.Response(
@@ -117,7 +121,7 @@ def _from_http(request: web.Request, error: web.HTTPException) -> ApiError:
     if error.status == 404:
         return ApiError(404, f"there is no {request.path} here", code="not_found")
     if error.status == 405:
-        return ApiError(
-            405, f"{request.path} does not take {request.method}", code="method_not_allowed"
-        )
+        allowed = error.headers.get("Allow", "")
+        message = f"{request.path} does not take {request.method}; allowed: {allowed}"
+        return ApiError(405, message, code="method_not_allowed", allow=allowed)
     return ApiError(error.status, error.reason, code="http_error")

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from pannier.engine.install import Configured, Installed, install
-from pannier.engine.locate import Origin, Program, origin
+from pannier.engine.install import Installed, install
+from pannier.engine.locate import Configured, Origin, Program, origin
 from pannier.engine.pins import Pins
 from pannier.engine.platforms import Machine
 from pannier.errors import EngineError
