@@ -36,8 +36,8 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     for name, value in {
-        "ANSWER_S": 0.5, "TICK_S": 0.02, "SILENT_S": 0.3, "GONE_S": 0.3, "AGAIN_S": 0.2,
-        "OLD_S": 0.3, "LEAST_PACE_S": 0.0, "MOST_PACE_S": 0.0,
+        "ANSWER_S": 5.0, "TICK_S": 0.02, "SILENT_S": 5.0, "GONE_S": 0.3, "AGAIN_S": 0.2,
+        "OLD_S": 5.0, "LEAST_PACE_S": 0.0, "MOST_PACE_S": 0.0,
     }.items():  # fmt: skip
         monkeypatch.setattr(module, name, value)
     for variable in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):

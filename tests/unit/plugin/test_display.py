@@ -41,18 +41,22 @@ async def test_a_name_of_a_model_is_plain_everywhere(chat, sidecar, plugin):
     chat.start()
     await sidecar.streaming()
     sidecar.now("loading", name, stage="starting")
-    await wait_for_card(chat, 2)
+    html = await a_card(chat, "Starting")
     sidecar.now("ready", name)
     await chat.end()
 
     assert not set("".join(chat.lines)) & set("<>[]{}`\n")
-    html = chat.cards[1][0]
     assert "<img" not in html
     assert "Starting ‹img src=x onerror=alert(1)›" in html
 
 
-async def wait_for_card(chat, count=1):
-    await until(lambda: len(chat.cards) >= count)
+async def a_card(chat, words):
+    """Waits for a card with these words."""
+
+    def found():
+        return [html for card in chat.cards for html in card if words in html]
+
+    return (await until(found))[-1]
 
 
 @pytest.fixture
@@ -66,11 +70,11 @@ async def test_a_card_comes_once_for_each_stage_and_is_taken_away(card, sidecar)
     await sidecar.streaming()
     for step in range(5):
         sidecar.now("loading", stage="starting", elapsed_s=step)
-    await wait_for_card(card)
+    await a_card(card, "Starting")
     before = len(card.cards)
     for step in range(1, 9):
         sidecar.now("loading", stage="weights", fraction=step / 10, eta_s=10 - step)
-    await wait_for_card(card, before + 1)
+    await a_card(card, "fill ")
     sidecar.now("ready")
     await card.end()
 
@@ -85,8 +89,7 @@ async def test_a_card_comes_once_for_each_stage_and_is_taken_away(card, sidecar)
 async def test_a_card_moves_from_where_the_load_is_for_as_long_as_is_left(card, sidecar):
     sidecar.on_ask = lambda: sidecar.now("loading", stage="weights", fraction=0.25, eta_s=12.5)
     card.start()
-    await until(lambda: card.cards and "fill" in card.cards[-1][0].split("<i>")[0].split("@")[0])
-    html = card.cards[-1][0]
+    html = await a_card(card, "fill 12.5s")
     sidecar.now("ready")
     await card.end()
 
@@ -99,8 +102,7 @@ async def test_a_card_of_a_stage_without_a_number_wanders(card, sidecar):
     card.start()
     await sidecar.streaming()
     sidecar.now("loading", stage="starting")
-    await wait_for_card(card)
-    html = card.cards[-1][0]
+    html = await a_card(card, "Starting")
     sidecar.now("ready")
     await card.end()
 
@@ -111,8 +113,7 @@ async def test_a_card_escapes_what_is_left_of_a_name(card, sidecar):
     card.start()
     await sidecar.streaming()
     sidecar.now("queued", stage="making_room", making_room="a & \"b\" <c> 'd'")
-    await wait_for_card(card, 2)
-    html = card.cards[-1][0]
+    html = await a_card(card, "leaves")
     sidecar.now("ready")
     await card.end()
 
@@ -124,7 +125,7 @@ async def test_a_card_without_a_kept_line_leaves_nothing(card, sidecar, plugin):
     card.start()
     await sidecar.streaming()
     sidecar.now("loading", stage="starting")
-    await wait_for_card(card)
+    await a_card(card, "Starting")
     sidecar.now("ready")
     await card.end()
 

@@ -152,7 +152,7 @@ async def test_lines_keep_their_pace_while_the_stage_stays(chat, sidecar, plugin
     weights = [
         time for time, line in zip(chat.times, chat.lines, strict=True) if "%" in line
     ]  # fmt: skip
-    assert 2 <= len(weights) <= 5
+    assert len(weights) >= 2
     assert all(b - a >= 0.19 for a, b in itertools.pairwise(weights))
 
 

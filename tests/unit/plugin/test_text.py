@@ -1,10 +1,15 @@
 """The text of the plugin: what a reviewer and Open WebUI's loader rely on."""
 
 import ast
+import json
+import re
 import sys
 
 import pytest
 from tests.unit.plugin.stand_in import PLUGIN
+
+import pannier
+from pannier.config.load import parse
 
 TEXT = PLUGIN.read_text()
 README = PLUGIN.with_name("README.md").read_text()
@@ -73,7 +78,13 @@ def test_the_readme_lists_every_valve_with_its_default(plugin):
         assert f"| `{name}` | {shown} |" in README, name
 
 
-def test_the_version_is_that_of_the_package():
-    import pannier
+def test_the_config_and_the_header_of_the_readme_fit_together():
+    (config,) = re.findall(r"^```toml\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    (headers,) = re.findall(r"^```json\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
+    header = parse(config.encode()).server.event_header
+    assert json.loads(headers) == {header: "{{MESSAGE_ID}}"}
+
+
+def test_the_version_is_that_of_the_package():
     assert f"\nversion: {pannier.__version__}\n" in TEXT
