@@ -21,6 +21,7 @@ import msgspec
 
 from pannier.errors import Failure, HostError
 from pannier.fleet.host import STOP_GRACE_S, Hooks, Upstream, Workplace, guard_command
+from pannier.fleet.ports import is_free
 from pannier.fleet.process import Child, spawn
 from pannier.fleet.store import atomic_write
 from pannier.render.flags import HOST_ADDRESS
@@ -126,9 +127,24 @@ class LlamaSwapHost:
         """
         if instance in self._loads:
             await self.unload(instance)
+        if not is_free(self._ports[instance]):
+            await self._take_other_ports(instance)
         self._loads[instance] = asyncio.create_task(
             self._ask_for(instance), name=f"load of {instance}"
         )
+
+    async def _take_other_ports(self, instance: str) -> None:
+        """Another program took the port meanwhile, and llama-swap reads its config only at start.
+
+        Nothing is lost: when a member is loaded, no other one of its group is resident.
+        """
+        self._hooks.say(f"{self._group.id}: the port of {instance} was taken, it gets another")
+        await self.stop()
+        try:
+            await self.start()
+        except HostError as error:
+            self._hooks.down(Failure(code="host-failed", message=error.message, hint=error.hint))
+            raise
 
     async def _ask_for(self, instance: str) -> None:
         if self._session is None:

@@ -162,6 +162,7 @@ class GroupOwner:
             id=name,
             group=self.launch.id,
             phase=member.phase,
+            started=slot.launcher is not None,
             asked=member.asked,
             inflight=member.inflight,
             devices=slot.launch.devices,
@@ -391,7 +392,8 @@ class GroupOwner:
                 self._doubt(report.instance, "its llama-swap is gone")  # the host knows why
             else:
                 self._ended(report.instance, exit_failure(report))
-        self._around.changed()
+        if self._mail.empty():  # else the picture is half of a change: the rest is in the mail
+            self._around.changed()
 
     def lost(self, instance: str, launcher: int) -> None:
         """The connection of a launcher ended."""

@@ -12,11 +12,15 @@ from pannier.progress.tracker import LoadProgress
 
 
 class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
-    """One instance as its group's owner sees it. `making_room` names who must leave first."""
+    """One instance as its group's owner sees it.
+
+    `started` says that its process has spoken, `making_room` names who must leave first.
+    """
 
     id: str
     group: str
     phase: MemberPhase
+    started: bool = True
     asked: int = 0
     inflight: int = 0
     devices: tuple[str, ...] = ()

@@ -133,6 +133,8 @@ def _state_of(snapshot: Snapshot, instance_id: str) -> State:
         return "queued" if wanted else "cold"
     if group is not None and group.phase in ("draining", "stopping"):
         return "draining"
+    if view.phase == "loading" and not view.started:
+        return "queued"  # asked for, and no process of it has said a word: it waits for its start
     return "draining" if view.phase == "unloading" else view.phase
 
 
