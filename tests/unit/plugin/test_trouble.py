@@ -211,6 +211,20 @@ async def test_without_events_it_asks_every_second(chat, sidecar):
     assert chat.last["description"].startswith("qwen3 is ready")
 
 
+async def test_events_that_are_elsewhere_are_not_followed_there(chat, sidecar):
+    async def redirect(request):
+        return web.Response(status=302, headers={"Location": "/elsewhere"})
+
+    sidecar.answers["/v1/readiness/events"] = redirect
+    sidecar.on_ask = lambda: sidecar.now("loading", stage="weights", fraction=0.6)
+    chat.start()
+    await chat.shows("60%")
+    sidecar.now("ready")
+    await chat.end()
+
+    assert "GET /elsewhere" not in sidecar.paths
+
+
 async def test_events_that_never_begin_are_replaced_by_asking(chat, sidecar, plugin, monkeypatch):
     monkeypatch.setattr(plugin, "ANSWER_S", 0.5)
 
@@ -370,7 +384,8 @@ async def test_a_page_that_takes_no_lines_does_not_hold_the_message(chat, sideca
     chat.start()
     await sidecar.streaming()
     sidecar.now("loading", stage="starting")
-    await asyncio.sleep(0.05)
+    await until(logged)
+    assert not chat.task.done(), "it waits all the same"
     sidecar.now("ready")
 
     assert await chat.end() is chat.body
