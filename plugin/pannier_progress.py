@@ -147,8 +147,8 @@ async def wait_until_ready(sidecar: "Sidecar", display: "Display", max_wait: flo
                 if row["state"] == "ready":
                     last = f"{{model}} is ready after {in_words(now - began)}"
                     return
-                if row["state"] == "failed" and (row != first or now - began > OLD_S):
-                    error = row.get("error") or {}
+                error = row.get("error") or {}  # also of one that has no place or file any more
+                if (error or row["state"] == "failed") and (row != first or now - began > OLD_S):
                     parts = [error[x] for x in ("message", "detail", "hint") if error.get(x)]
                     raise LoadFailedError(plain("; ".join(parts) or "the load failed", 600))
                 if now - began > max_wait:

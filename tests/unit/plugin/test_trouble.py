@@ -189,6 +189,20 @@ async def test_the_failure_of_an_earlier_load_is_not_taken_for_this_one(chat, si
     assert sidecar.asked == [NAME]
 
 
+@pytest.mark.parametrize("state", ["not_installed", "unplaceable"])
+async def test_a_model_that_an_edit_takes_away_ends_the_chat_with_the_reason(
+    chat, sidecar, plugin, state
+):
+    chat.start()
+    await sidecar.streaming()
+    sidecar.now("loading", stage="starting")
+    await chat.shows("Starting")
+    sidecar.now(state, error={"message": "qwen3 has no place"})
+
+    with pytest.raises(plugin.LoadFailedError, match=r"^qwen3 has no place$"):
+        await chat.end()
+
+
 async def test_a_load_that_fails_at_once_in_the_same_way_is_a_failure(
     chat, sidecar, plugin, monkeypatch
 ):
