@@ -32,7 +32,7 @@ LENT_SWAP = ROOT.parent / "shared" / "bin" / "llama-swap"
 RATE = 14e6
 """Bytes per second to the slow device: the model of 92 MB takes seven seconds."""
 
-SHORT = "root ::= [A-Za-z ,.!]{4,40}"
+SHORT = "root ::= [A-Z] [a-z] [A-Za-z ,.!]{3,40}"
 """What every answer is held to, titles too: so small a model may go on for minutes."""
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -30,7 +30,8 @@ def test_the_bar_rises_in_a_new_chat_and_the_answer_follows(page, webui, pannier
     shown = percents(lines)
     assert len(set(shown)) >= 3, lines
     assert shown == sorted(shown)
-    assert answer.split()[0] in page.page.inner_text("#messages-container")
+    # It is saved before it is painted.
+    page.page.locator("#messages-container").get_by_text(answer.split()[0]).last.wait_for()
     history = webui.saved(page.chat)[-1]["statusHistory"]
     assert [each["done"] for each in history] == [False] * (len(history) - 1) + [True]
     assert len(history) <= 12, "each line is saved with the chat"
