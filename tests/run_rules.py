@@ -1,8 +1,9 @@
 """Rules of a whole run, which pytest's controller keeps: it may have workers (pytest-xdist).
 
-Engines are got before the first test, on the controller's terminal: building one takes minutes, and
-a test has seconds. And the half of tests/engine that needs llama-swap must not vanish unseen: where
-the program lies beside the checkout, a whole run in which no test ran with it is a failed run.
+Engines and environments are got before the first test, on the controller's terminal: building one
+takes minutes, and a test has seconds. And the half of tests/engine that needs llama-swap must not
+vanish unseen: where the program lies beside the checkout, a whole run in which no test ran with it
+is a failed run.
 """
 
 import re
@@ -11,11 +12,13 @@ from typing import Any
 
 import pytest
 from tests.engine.programs import LENT_SWAP, ROOT, get_programs
+from tests.webui.environments import CHROMIUM, environment
 
 from pannier.engine.report import Printer
 from pannier.errors import PannierError
 
 ENGINE = ROOT / "tests" / "engine"
+WEBUI = ROOT / "tests" / "webui"
 _WITH_SWAP = re.compile(r"\[(.*-)?llama-swap(-.*)?\]$")
 
 
@@ -28,14 +31,23 @@ class RunRules:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        if not self._covers_engine() or self._config.option.collectonly:
+        if self._config.option.collectonly:
             return
         capture: Any = self._config.pluginmanager.getplugin("capturemanager")
         with capture.global_and_fixture_disabled():
-            try:
-                get_programs(Printer())
-            except PannierError as error:
-                pytest.exit(f"the engines for tests/engine cannot be had: {error}", returncode=1)
+            self._get_ready(Printer())
+
+    def _get_ready(self, printer: Printer) -> None:
+        webui = self._covers(WEBUI)
+        try:
+            if self._covers(ENGINE) or webui:
+                get_programs(printer)
+        except PannierError as error:
+            pytest.exit(f"the engines for the tests cannot be had: {error}", returncode=1)
+        if webui:
+            environment("loader", printer.say)
+        if webui and CHROMIUM is not None:
+            environment("server", printer.say)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         here = report.nodeid.startswith("tests/engine/")
@@ -58,10 +70,10 @@ class RunRules:
         start = self._config.invocation_params.dir
         return [(start / each.partition("::")[0]).resolve() for each in self._config.args]
 
-    def _covers_engine(self) -> bool:
-        """Whether tests/engine, something in it or a folder above it is to be run."""
+    def _covers(self, folder: Path) -> bool:
+        """Whether the folder, something in it or a folder above it is to be run."""
         return any(
-            path == ENGINE or path in ENGINE.parents or ENGINE in path.parents
+            path == folder or path in folder.parents or folder in path.parents
             for path in self._paths()
         )
 

@@ -7,35 +7,29 @@ Where there is no chromium the tests in the browser skip, before anything is mad
 import asyncio
 import concurrent.futures
 import contextlib
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine.programs import LENT_SWAP, ROOT, Programs, get_programs
 from tests.engine.serving import Serve, free_port
 from tests.webui.browser import Page
-from tests.webui.environments import environment
+from tests.webui.environments import CHROMIUM, environment
 from tests.webui.servers import HEADER, KEY, OpenWebUi
 
-from pannier.demo.files import fetch_model
-from pannier.engine.install import install
-from pannier.engine.locate import beside, find_llama_server, find_llama_swap
+from pannier.engine.locate import beside
 from pannier.engine.report import Printer
 
-ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "plugin" / "README.md"
 PICTURES = ROOT / "artifacts" / "webui"
-LENT_SWAP = ROOT.parent / "shared" / "bin" / "llama-swap"
 RATE = 14e6
 """Bytes per second to the slow device: the model of 92 MB takes seven seconds."""
 
 SHORT = "root ::= [A-Z] [a-z] [A-Za-z ,.!]{3,40}"
 """What every answer is held to, titles too: so small a model may go on for minutes."""
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -83,28 +77,16 @@ def webui(
 
 
 @pytest.fixture(scope="session")
-def programs(say: Callable[[str], None]) -> dict[str, str]:
-    """The real engines, installed where they are missing."""
-    found = find_llama_server()
-    swap = str(LENT_SWAP) if LENT_SWAP.exists() else None
-    if found is None:
-        say("the tests need llama-server; it is installed now, once")
-        printer = Printer()
-        want = ("llama-server",) if swap else ("llama-server", "llama-swap")
-        found = run(install(want=want, say=printer.say, show=printer.show)).llama_server
-    assert found is not None
-    if swap is None and (other := find_llama_swap()) is not None:
-        swap = other.path
-    paths = {"PANNIER_LLAMA_SERVER": found.path}
-    return {**paths, "PANNIER_LLAMA_SWAP": swap} if swap else paths
+def programs() -> Programs:
+    """The real engines, which were got before the first test."""
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(get_programs, Printer()).result()
 
 
 @pytest.fixture(scope="module")
-def slow_device(
-    programs: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
+def slow_device(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a device whose weights arrive slowly: an RPC server behind a relay."""
-    rpc = beside(programs["PANNIER_LLAMA_SERVER"], "ggml-rpc-server")
+    rpc = beside(programs.server, "ggml-rpc-server")
     if rpc is None:
         pytest.skip("no ggml-rpc-server beside llama-server")
     target, port = free_port(), free_port()
@@ -126,14 +108,13 @@ def slow_device(
 @pytest.fixture(scope="module", params=["direct", "llama-swap"])
 def pannier(
     request: pytest.FixtureRequest,
-    programs: dict[str, str],
+    programs: Programs,
     slow_device: str,
-    say: Callable[[str], None],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Serve]:
     """A Pannier whose models load slowly, with a key."""
     host = str(request.param)
-    if host == "llama-swap" and "PANNIER_LLAMA_SWAP" not in programs:
+    if host == "llama-swap" and programs.swap is None:
         pytest.skip(f"no llama-swap: neither {LENT_SWAP} nor one that Pannier finds is there")
     folder = tmp_path_factory.mktemp(host)
     broken = folder / "broken.gguf"
@@ -142,8 +123,8 @@ def pannier(
     key.write_text(f"{KEY}\n")
     key.chmod(0o600)
     common = {"context": 1024, "preload": False, "args": ["--grammar", SHORT]}
-    models = {"smollm2": run(fetch_model(say)), "broken": broken}
-    serve = Serve(folder, host=host, programs=programs, engine={"rpc": [slow_device]})
+    models = {"smollm2": programs.model, "broken": broken}
+    serve = Serve(folder, host=host, programs=programs.environ, engine={"rpc": [slow_device]})
     serve.write(
         {name: {"path": str(path), **common} for name, path in models.items()},
         placement={"chat": {"devices": ["RPC0"]}},

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
 HERE = Path(__file__).parent
 PACKAGE = "open-webui=="
 LONGEST_INSTALL_S = 1500
