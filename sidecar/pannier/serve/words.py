@@ -15,10 +15,20 @@ _STAGES = {
     "warming_up": "warming up",
 }
 
+_CHAT = {
+    "queued": "{model} waits for its turn",
+    "making_room": "Making room for {model}: {other} leaves",
+    "draining": "Waiting until {model} has stopped",
+    "starting": "Starting {model}",
+    "projector": "Loading the projector of {model}",
+    "draft": "Loading the draft model of {model}",
+    "warming_up": "Warming up {model}",
+}
+
 
 def bar(fraction: float, width: int) -> str:
-    """A bar of `width` characters."""
-    full = round(max(0.0, min(1.0, fraction)) * width)
+    """A bar of `width` characters; full only when all is done."""
+    full = int(max(0.0, min(1.0, fraction)) * width + 1e-9)
     return "▰" * full + "▱" * (width - full)
 
 
@@ -50,9 +60,18 @@ def remaining(row: Row) -> str | None:
 
 
 def chat_line(row: Row) -> str:
-    """One line for a chat: name, bar, percent, bytes, what happens, seconds left."""
-    if row.state in ("ready", "failed") or row.fraction is None:
-        return f"{row.id}: {what(row)}"
-    parts = [f"{row.id} {bar(row.fraction, 10)} {row.fraction * 100:.0f} %"]
-    parts += [each for each in (amount(row), what(row), remaining(row)) if each]
+    """One line for a chat, in the words of the plugin: what happens, bar, bytes, seconds left."""
+    if row.state == "ready":
+        return f"{row.id} is ready after {row.elapsed_s or 0:.0f} s"
+    if row.state == "failed":
+        return f"{row.id} could not be loaded"  # the reason follows, as the error of the answer
+    doing = _CHAT.get(row.stage or row.state, "Loading {model}")
+    words = doing.format(model=row.id, other=row.making_room or "another model")
+    if row.fraction is None:
+        return words
+    parts = [f"{words} {bar(row.fraction, 10)} {row.fraction * 100:.0f}%"]
+    if row.stage != "warming_up":
+        size = amount(row)
+        parts += [size.replace(" of ", "/")] if size else []
+        parts += [f"{row.eta_s:.0f} s left"] if row.eta_s is not None else []
     return " · ".join(parts)
