@@ -33,6 +33,8 @@ Lend = Callable[[str], AbstractAsyncContextManager[Upstream]]
 MAX_BODY = 64 * 1024 * 1024
 """A few images as base64; aiohttp's own limit of 1 MiB is less than one."""
 
+_LARGE_BODY = 256 * 1024
+
 ROUTES: dict[str, str] = {
     "/v1/chat/completions": "/v1/chat/completions",
     "/v1/completions": "/v1/completions",
@@ -128,9 +130,11 @@ class Forwarder:
         headers = to_upstream(request.headers)
         headers.update(upstream.headers)
         try:
-            # As a file, so that a body of many megabytes goes out in pieces, the loop running on.
+            # A large body goes as a file: in pieces, the loop running on. For a small one the
+            # thread that reads a file costs more than the writing.
+            data = io.BytesIO(body) if len(body) > _LARGE_BODY else body
             async with self._session.post(
-                upstream.url + path, data=io.BytesIO(body), headers=headers, allow_redirects=False
+                upstream.url + path, data=data, headers=headers, allow_redirects=False
             ) as answer:
                 failed = await _own_failure(answer)
                 if failed is None:
