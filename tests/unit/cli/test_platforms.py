@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 WITHOUT_POSIX = """
-import os, signal, sys
+import os, signal, sys, types
 import asyncio, pathlib, shutil, socket, ssl, subprocess, tarfile, tempfile, zipfile
 import aiohttp, msgspec, watchfiles  # other people's code, which knows Windows by itself
 for name in ("fcntl", "pwd", "grp", "resource", "termios"):
@@ -20,6 +20,9 @@ for name in ("killpg", "getuid", "setsid", "pidfd_open", "getpgid"):
     if hasattr(os, name):
         delattr(os, name)
 sys.platform = "win32"
+# From Python 3.12 on shutil.which asks Windows itself.
+windows = types.SimpleNamespace(NeedCurrentDirectoryForExePath=lambda name: False)
+shutil._winapi = windows
 from pannier.cli import main
 sys.exit(main(sys.argv[1:]))
 """
