@@ -25,6 +25,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 HERE = Path(__file__).parent
 PACKAGE = "open-webui=="
 LONGEST_INSTALL_S = 1500
+TELL_S = 15
 
 Kind = Literal["loader", "server"]
 
@@ -49,25 +50,40 @@ def environment(kind: Kind, say: Callable[[str], None]) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (folder / "whole").exists():
             return folder
-        say(f"making an environment for {package} ({kind}) in {folder}, once; about a minute")
+        say(f"making an environment for {package} ({kind}) in {folder}, once; some minutes")
         began = time.monotonic()
         shutil.rmtree(folder, ignore_errors=True)
-        _program([sys.executable, "-m", "venv", str(folder)])
+        _program([sys.executable, "-m", "venv", str(folder)], say)
         install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
-        _program([*install, "--no-deps", package])
-        _program([*install, *requirements])
+        _program([*install, "--no-deps", package], say)
+        _program([*install, *requirements], say)
         (folder / "whole").touch()
         say(f"made in {time.monotonic() - began:.0f} s")
     return folder
 
 
-def _program(command: list[str]) -> None:
-    ended = subprocess.run(
+def _program(command: list[str], say: Callable[[str], None]) -> None:
+    """Runs a program to its end, and says now and then that it still does."""
+    began = time.monotonic()
+    process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=LONGEST_INSTALL_S,
     )
-    if ended.returncode:
-        raise RuntimeError(f"{' '.join(command[:5])} …\n{ended.stdout}{ended.stderr}")
+    try:
+        while True:
+            try:
+                said, _ = process.communicate(timeout=TELL_S)
+                break
+            except subprocess.TimeoutExpired:
+                elapsed = time.monotonic() - began
+                say(f"  still installing, {elapsed:.0f} s")
+                if elapsed > LONGEST_INSTALL_S:
+                    raise
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command[:5])} …\n{said}")
