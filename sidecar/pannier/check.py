@@ -15,10 +15,11 @@ import msgspec
 from pannier.config.load import parse
 from pannier.config.read_file import read_keys, read_now
 from pannier.config.schema import Config, schema_json
-from pannier.devices.engine_probe import host_memory, probe
+from pannier.devices.engine_probe import asking_environment, host_memory, probe
 from pannier.devices.inventory import Inventory
 from pannier.engine.locate import find_llama_server
 from pannier.errors import ConfigError, EngineError, PannierError, Problem
+from pannier.fleet.process import child_environment
 from pannier.gguf.files import find_files
 from pannier.plan.placement import Plan, make_plan
 
@@ -68,7 +69,8 @@ async def inventory(config: Config, base: Path) -> Inventory:
     if server is None:
         note = "no llama-server to ask for devices: planned as a machine without GPUs"
         return Inventory(host=host_memory(), notes=(note,))
-    return await probe(server.path, rpc=config.engine.rpc, env={**os.environ, **config.engine.env})
+    env = asking_environment(config.engine, child_environment(os.environ))
+    return await probe(server.path, rpc=config.engine.rpc, env=env)
 
 
 def device_lines(found: Inventory) -> list[str]:

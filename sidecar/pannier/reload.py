@@ -17,7 +17,7 @@ import msgspec
 from pannier.config.load import parse
 from pannier.config.read_file import read_keys
 from pannier.config.schema import Config
-from pannier.devices.engine_probe import probe
+from pannier.devices.engine_probe import asking_environment, probe
 from pannier.devices.inventory import Inventory
 from pannier.engine.locate import Program, find_llama_server, find_llama_swap, probe_llama_server
 from pannier.errors import ConfigError, EngineError, Problem
@@ -38,7 +38,6 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     access: Access
     host: HostKind
     llama_swap: str | None
-    inventory: Inventory
     files: dict[str, ModelFiles]
     plan: Plan
     groups: dict[str, GroupLaunch]
@@ -82,7 +81,6 @@ class Preparer:
             access=access_of(config.server, client_keys, admin_keys),
             host=host,
             llama_swap=program,
-            inventory=self._inventory,
             files={instance.id: files[instance.model] for instance in plan.instances},
             plan=plan,
             groups=groups,
@@ -111,7 +109,7 @@ class Preparer:
     async def _ask_engine(self, config: Config, server: Program) -> None:
         """Flavour and devices. Asked again only when the answer could be another one."""
         status = await asyncio.to_thread(os.stat, server.path)
-        env = {**self._env, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", **config.engine.env}
+        env = asking_environment(config.engine, self._env)
         asked = (
             server.path,
             status.st_size,

@@ -83,10 +83,11 @@ class Service:
 
     async def watch(self) -> None:
         """The task that asks for a reload when the file may have changed or a model came."""
-        async for _ in hints(self._path, also=self._missing_files):
+        async for _ in hints(self._path, also=self._files_that_came):
             self.reload()
 
-    def _missing_files(self) -> Signature:
+    def _files_that_came(self) -> Signature:
+        """Of the files that were missing, those that have come."""
         return tuple(path for path in self._prepared.missing if has_settled(Path(path)))
 
     async def reloader(self) -> None:
@@ -99,7 +100,7 @@ class Service:
     async def _reload(self) -> None:
         try:
             content = await read_settled(self._path)
-            if content == self._content and not self._files_changed():
+            if content == self._content and not self._files_that_came():
                 self._show_problems(())
                 return
             prepared = await self._preparer.prepare(content)
@@ -108,9 +109,6 @@ class Service:
             return
         self._content = content
         self._apply(prepared)
-
-    def _files_changed(self) -> bool:
-        return bool(self._missing_files())
 
     def _apply(self, prepared: Prepared) -> None:
         self._prepared = prepared

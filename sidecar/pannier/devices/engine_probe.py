@@ -11,7 +11,15 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pannier.devices.inventory import Device, HostMemory, Inventory, backend_of, from_engine
+from pannier.config.schema import Engine
+from pannier.devices.inventory import (
+    DEVICE_ORDER,
+    Device,
+    HostMemory,
+    Inventory,
+    backend_of,
+    from_engine,
+)
 from pannier.engine.process import run
 
 PROBE_SECONDS = 20.0
@@ -59,6 +67,15 @@ def host_memory(meminfo: Path = Path("/proc/meminfo")) -> HostMemory:
     return HostMemory(
         total=kib.get("MemTotal", 0) * 1024, available=kib.get("MemAvailable", 0) * 1024
     )
+
+
+def asking_environment(engine: Engine, environ: Mapping[str, str]) -> dict[str, str]:
+    """What an engine is asked with: what it will run with, as far as its devices go by it.
+
+    `environ` is what children get of ours. Whoever shows, plans or runs asks with this, so that
+    a card has one index for all of them.
+    """
+    return {**environ, **DEVICE_ORDER, **engine.env}
 
 
 async def probe(

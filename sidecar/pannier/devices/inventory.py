@@ -28,6 +28,10 @@ _BACKENDS: dict[str, EngineBackend] = {
 _RANKING: tuple[EngineBackend, ...] = ("cuda", "rocm", "metal", "sycl", "vulkan")
 
 
+DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""One order of cards for everybody that asks or runs an engine: NVML's. CUDA's own is by speed."""
+
+
 class Device(msgspec.Struct, frozen=True, kw_only=True):
     """One device as llama-server names it. Sizes in bytes; `index` counts within the inventory."""
 

@@ -16,7 +16,7 @@ from typing import TextIO
 
 import msgspec
 
-from pannier.engine.locate import Features, Program
+from pannier.engine.locate import Features
 
 Say = Callable[[str], None]
 Show = Callable[[str], None]
@@ -169,11 +169,6 @@ def status_lines(status: Status) -> list[str]:
         lines.append(f"llama-swap     {swap.version}  {swap.path}  ({_from(swap.source)})")
     lines.append(f"host           {status.host}")
     return lines
-
-
-def found_line(name: str, program: Program, version: str) -> str:
-    """One found program in one line."""
-    return f"{name} {version}: {program.path} ({_from(program.source)})"
 
 
 def _from(source: str) -> str:

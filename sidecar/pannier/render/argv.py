@@ -14,6 +14,7 @@ Must not: choose anything that the plan has not chosen.
 import msgspec
 
 from pannier.config.schema import Config, KvPair, Model
+from pannier.devices.inventory import DEVICE_ORDER
 from pannier.gguf.model_files import ModelFiles
 from pannier.plan.placement import Instance, Plan
 from pannier.plan.roles import ROLES
@@ -61,8 +62,7 @@ def make_launch(
     return Launch(
         instance=instance.id,
         argv=tuple(argv),
-        # One order of cards for everybody: NVML's. CUDA's own default is by speed.
-        env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **config.engine.env, **model.env},
+        env={**DEVICE_ORDER, **config.engine.env, **model.env},
         ttl_s=float(model.ttl),
         preload=model.preload,
         load_timeout_s=instance.load_timeout_s,
