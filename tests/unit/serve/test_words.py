@@ -1,10 +1,13 @@
 """A row of readiness in words, for the chat that has no plugin."""
 
+import ast
+
 import pytest
+from tests.unit.plugin.stand_in import PLUGIN
 
 from pannier.errors import Failure
 from pannier.serve.shapes import Row
-from pannier.serve.words import chat_line
+from pannier.serve.words import _CHAT, chat_line
 
 
 def row(state: str, stage: str | None = None, **fields: object) -> Row:
@@ -39,3 +42,12 @@ WEIGHTS = {"fraction": 0.42, "bytes_done": 9_300_000_000, "bytes_total": 22_100_
 )
 def test_a_row_is_one_line_in_the_words_of_the_plugin(shown: Row, line: str) -> None:
     assert chat_line(shown) == line
+
+
+def test_the_words_are_those_of_the_plugin_which_is_one_file_and_imports_none_of_ours() -> None:
+    (words,) = (
+        ast.literal_eval(each.value)
+        for each in ast.parse(PLUGIN.read_text()).body
+        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "WORDS"
+    )
+    assert words == _CHAT
