@@ -9,8 +9,6 @@ model loads over a slow device: Open WebUI asks for it at every page.
 
 import asyncio
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -18,8 +16,9 @@ from pathlib import Path
 
 import aiohttp
 from tests import gguf_writer
-from tests.engine.programs import ROOT, Programs, get_programs
-from tests.engine.serving import Serve, free_port
+from tests.engine.programs import Programs, get_programs
+from tests.engine.serving import Serve
+from tests.engine.slow import Slow
 
 from pannier.engine.locate import beside
 from pannier.engine.report import Printer
@@ -69,26 +68,12 @@ async def overhead(folder: Path, programs: Programs, host: str) -> None:
         serve.close()
 
 
-def slow_device(programs: Programs) -> "tuple[int, list[subprocess.Popen[bytes]]]":
-    """A device whose weights arrive slowly: its port, and the processes to end."""
-    rpc = beside(programs.server, "ggml-rpc-server")
-    assert rpc is not None
-    target, port = free_port(), free_port()
-    throttle = ROOT / "tests" / "engine" / "throttle.py"
-    commands = (
-        [rpc, "-H", "127.0.0.1", "-p", str(target)],
-        [sys.executable, str(throttle), str(port), str(target), str(SLOW)],
-    )
-    quiet = subprocess.DEVNULL
-    running = [subprocess.Popen(each, stdin=quiet, stdout=quiet, stderr=quiet) for each in commands]
-    return port, running
-
-
 async def model_list(folder: Path, programs: Programs) -> None:
     """`/v1/models` while a load goes on."""
-    port, slow = slow_device(programs)
-    engine = {"rpc": [f"127.0.0.1:{port}"]}
-    serve = Serve(folder / "list", host="direct", programs=programs.environ, engine=engine)
+    rpc = beside(programs.server, "ggml-rpc-server")
+    assert rpc is not None
+    slow = Slow(rpc, SLOW, folder / "rpc.log")
+    serve = Serve(folder / "list", host="direct", programs=programs.environ, engine=slow.engine)
     serve.write(
         {"m": {"path": str(programs.model), "context": 512}},
         placement={"chat": {"devices": ["RPC0"]}},
@@ -109,9 +94,7 @@ async def model_list(folder: Path, programs: Programs) -> None:
         await serve.stop()
     finally:
         serve.close()
-        for process in slow:
-            process.kill()
-            process.wait()
+        slow.close()
 
 
 async def main(programs: Programs) -> None:

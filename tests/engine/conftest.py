@@ -1,9 +1,6 @@
 """The real programs and models, and a real `pannier serve` on both hosts."""
 
 import asyncio
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +8,8 @@ from typing import Any
 import pytest
 from tests import gguf_writer
 from tests.engine.programs import LENT_SWAP, Programs, get_programs
-from tests.engine.serving import Serve, free_port
+from tests.engine.serving import Serve
+from tests.engine.slow import Slow
 
 from pannier.engine.locate import beside
 from pannier.engine.report import Printer
@@ -126,52 +124,18 @@ def _close(serves: list[Serve]) -> None:
     assert not left, f"left behind: {left}\n" + "\n".join(each.log() for each in serves)
 
 
-class Slow:
-    """A device whose weights arrive slowly: an RPC server behind a relay."""
-
-    def __init__(self, port: int, relay: "subprocess.Popen[bytes]") -> None:
-        self.port = port
-        self._relay = relay
-
-    @property
-    def engine(self) -> dict[str, Any]:
-        return {"rpc": [f"127.0.0.1:{self.port}"]}
-
-    def lift(self) -> None:
-        """From now on at full speed."""
-        self._relay.send_signal(signal.SIGUSR1)
-
-
 @pytest.fixture
 def slow_device(programs: Programs, tmp_path: Path) -> Iterator[Callable[[float], Slow]]:
     """Makes a slow device; `rate` in bytes per second."""
     rpc = beside(programs.server, "ggml-rpc-server")
     if rpc is None:
         pytest.skip("no ggml-rpc-server beside llama-server")
-    running: list[subprocess.Popen[bytes]] = []
+    made: list[Slow] = []
 
     def make(rate: float) -> Slow:
-        target, port = free_port(), free_port()
-        with (tmp_path / "rpc.log").open("ab") as log:
-            running.append(
-                subprocess.Popen(
-                    [rpc, "-H", "127.0.0.1", "-p", str(target)],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                )
-            )  # fmt: skip
-            relay = subprocess.Popen(
-                [sys.executable, str(HERE / "throttle.py"), str(port), str(target), str(rate)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
-        running.append(relay)
-        assert relay.stdout is not None
-        assert relay.stdout.readline() == b"listening\n"
-        return Slow(port, relay)
+        made.append(Slow(rpc, rate, tmp_path / "rpc.log"))
+        return made[-1]
 
     yield make
-    for process in running:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+    for each in made:
+        each.close()

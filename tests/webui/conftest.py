@@ -7,14 +7,14 @@ Where there is no chromium the tests in the browser skip, before anything is mad
 import asyncio
 import concurrent.futures
 import contextlib
-import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
 from tests.engine.programs import LENT_SWAP, ROOT, Programs, get_programs
-from tests.engine.serving import Serve, free_port
+from tests.engine.serving import Serve
+from tests.engine.slow import Slow
 from tests.webui.browser import Page
 from tests.webui.environments import CHROMIUM, environment
 from tests.webui.servers import HEADER, KEY, OpenWebUi
@@ -84,32 +84,21 @@ def programs() -> Programs:
 
 
 @pytest.fixture(scope="module")
-def slow_device(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a device whose weights arrive slowly: an RPC server behind a relay."""
+def slow_device(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slow]:
+    """A device whose weights arrive slowly."""
     rpc = beside(programs.server, "ggml-rpc-server")
     if rpc is None:
         pytest.skip("no ggml-rpc-server beside llama-server")
-    target, port = free_port(), free_port()
-    relay = [str(ROOT / "tests" / "engine" / "throttle.py"), str(port), str(target), str(RATE)]
-    running = []
-    with (tmp_path_factory.mktemp("slow") / "rpc.log").open("ab") as log:
-        for argv in ([rpc, "-H", "127.0.0.1", "-p", str(target)], [sys.executable, *relay]):
-            running.append(
-                subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-                )
-            )
-    yield f"127.0.0.1:{port}"
-    for process in running:
-        process.kill()
-        process.wait()
+    made = Slow(rpc, RATE, tmp_path_factory.mktemp("slow") / "rpc.log")
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module", params=["direct", "llama-swap"])
 def pannier(
     request: pytest.FixtureRequest,
     programs: Programs,
-    slow_device: str,
+    slow_device: Slow,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Serve]:
     """A Pannier whose models load slowly, with a key."""
@@ -124,7 +113,7 @@ def pannier(
     key.chmod(0o600)
     common = {"context": 1024, "preload": False, "args": ["--grammar", SHORT]}
     models = {"smollm2": programs.model, "broken": broken}
-    serve = Serve(folder, host=host, programs=programs.environ, engine={"rpc": [slow_device]})
+    serve = Serve(folder, host=host, programs=programs.environ, engine=slow_device.engine)
     serve.write(
         {name: {"path": str(path), **common} for name, path in models.items()},
         placement={"chat": {"devices": ["RPC0"]}},
