@@ -111,3 +111,15 @@ class UnavailableError(PannierError):
     """A model is known but cannot be served now: not installed, unplaceable, or being replaced."""
 
     code = "unavailable"
+
+
+class GgufError(PannierError):
+    """A file is no GGUF that can be used: where in it (`offset` in bytes) and why."""
+
+    code = "gguf"
+
+    def __init__(self, reason: str, *, offset: int = 0, path: str | None = None) -> None:
+        self.reason = reason
+        self.offset = offset
+        self.path = path
+        super().__init__(f"{path or 'GGUF'}: {reason} (at byte {offset})")

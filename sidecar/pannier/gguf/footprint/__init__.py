@@ -1,0 +1,1 @@
+"""What a model takes in memory, per device and on the host, computed from its header alone."""
