@@ -19,7 +19,21 @@ Fill = Callable[[], float] | None
 """Where the numbers of a tensor come from; None: zeros, as a hole in the file."""
 
 ALIGNMENT = 32
-F32 = 0
+KINDS = {
+    "F32": (0, 1, 4),
+    "F16": (1, 1, 2),
+    "Q4_0": (2, 32, 18),
+    "Q5_1": (7, 32, 24),
+    "Q8_0": (8, 32, 34),
+    "Q4_K": (12, 256, 144),
+    "Q5_K": (13, 256, 176),
+    "Q6_K": (14, 256, 210),
+    "IQ4_XS": (23, 256, 136),
+    "BF16": (30, 1, 2),
+    "MXFP4": (39, 32, 17),
+}
+"""By name: number, values in a block, bytes of a block (ggml.h and ggml-common.h, build 11434)."""
+
 LAST, RANK = 3, 4
 """llama.cpp's pooling types: the last token; a classifier over it."""
 
@@ -27,12 +41,15 @@ _U32, _I32, _FLOAT, _BOOL, _TEXT, _ARRAY = 4, 5, 6, 7, 8, 9
 
 
 class GgufWriter:
-    """Collects metadata and F32 tensors, and writes them as GGUF version 3."""
+    """Collects metadata and tensors, and writes them as GGUF version 3.
+
+    Tensors are F32 unless another `kind` is named; numbers can be filled in for F32 alone.
+    """
 
     def __init__(self, arch: str, name: str) -> None:
         self.arch = arch
         self._metadata: list[bytes] = []
-        self._tensors: list[tuple[str, tuple[int, ...], Fill]] = []
+        self._tensors: list[tuple[str, tuple[int, ...], str, Fill]] = []
         self.meta("general.architecture", arch)
         self.meta("general.name", name)
 
@@ -45,23 +62,38 @@ class GgufWriter:
         for name, value in values.items():
             self.meta(f"{self.arch}.{name.replace('__', '.')}", value)
 
-    def tensor(self, name: str, *dims: int, fill: Fill) -> None:
+    def tensor(self, name: str, *dims: int, fill: Fill = None, kind: str = "F32") -> None:
         """Add a tensor; `dims` in ggml's order, the row length first."""
-        self._tensors.append((name, dims, fill))
+        assert kind == "F32" or fill is None, f"{name}: only F32 can be filled"
+        assert dims[0] % KINDS[kind][1] == 0, f"{name}: {dims[0]} are no whole blocks of {kind}"
+        self._tensors.append((name, dims, kind, fill))
 
-    def write(self, path: Path) -> Path:
-        """Write the file and return its path."""
+    def header(self) -> bytes:
+        """All that comes before the tensors' bytes, padded to where those begin."""
         infos, offset = [], 0
-        for name, dims, _ in self._tensors:
+        for name, dims, kind, _ in self._tensors:
             shape = struct.pack(f"<I{len(dims)}Q", len(dims), *dims)
-            infos.append(_text(name) + shape + struct.pack("<IQ", F32, offset))
-            offset += _aligned(4 * _count(dims))
+            infos.append(_text(name) + shape + struct.pack("<IQ", KINDS[kind][0], offset))
+            offset += _aligned(_size(dims, kind))
         counts = struct.pack("<IQQ", 3, len(self._tensors), len(self._metadata))
         header = b"GGUF" + counts + b"".join(self._metadata) + b"".join(infos)
+        return header.ljust(_aligned(len(header)), b"\0")
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        body = sum(_aligned(_size(dims, kind)) for _, dims, kind, _ in self._tensors)
+        return len(self.header()) + body
+
+    def write(self, path: Path) -> Path:
+        """Write the file and return its path; what is not filled is a hole and costs no disk."""
         with path.open("wb") as file:
-            file.write(header.ljust(_aligned(len(header)), b"\0"))
-            for _, dims, fill in self._tensors:
-                _write_floats(file, _count(dims), fill)
+            file.write(self.header())
+            for _, dims, kind, fill in self._tensors:
+                if fill is None:
+                    file.seek(_aligned(_size(dims, kind)), os.SEEK_CUR)
+                else:
+                    _write_floats(file, _count(dims), fill)
             file.truncate()
         return path
 
@@ -106,10 +138,12 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _write_floats(file: BinaryIO, count: int, fill: Fill) -> None:
-    if fill is None:
-        file.seek(_aligned(4 * count), os.SEEK_CUR)
-        return
+def _size(dims: Sequence[int], kind: str) -> int:
+    _, block, size = KINDS[kind]
+    return _count(dims) // block * size
+
+
+def _write_floats(file: BinaryIO, count: int, fill: Callable[[], float]) -> None:
     raw = struct.pack(f"<{count}f", *(fill() for _ in range(count)))
     file.write(raw.ljust(_aligned(len(raw)), b"\0"))
 
