@@ -29,7 +29,7 @@ _LARGEST_CHUNK = 1 << 20
 _U32 = Struct("<I")
 _U64 = Struct("<Q")
 
-_BLOCK = 128
+_BLOCK = 64
 _SHORT = 64
 _short_texts = re.compile(
     b"(?:%b){%d}"
@@ -79,16 +79,19 @@ class Cursor:
 
     def unpack(self, layout: Struct) -> tuple[bool | int | float, ...]:
         """The values of `layout` at this place."""
-        return layout.unpack_from(self._buffer, self._step(layout.size))
+        at = self._step(layout.size)  # before the buffer is looked at: it may be another then
+        return layout.unpack_from(self._buffer, at)
 
     def u32(self) -> int:
         """A whole number of four bytes."""
-        number: int = _U32.unpack_from(self._buffer, self._step(4))[0]
+        at = self._step(4)
+        number: int = _U32.unpack_from(self._buffer, at)[0]
         return number
 
     def u64(self) -> int:
         """A whole number of eight bytes."""
-        number: int = _U64.unpack_from(self._buffer, self._step(8))[0]
+        at = self._step(8)
+        number: int = _U64.unpack_from(self._buffer, at)[0]
         return number
 
     def peek(self, count: int) -> bytes:

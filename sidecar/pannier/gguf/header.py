@@ -54,7 +54,9 @@ _NUMBERS = {
 }
 """How the numbers of the metadata are stored, by GGUF's number for their type."""
 
-_SHAPES = tuple(Struct(f"<{count}Q") for count in range(_MOST_DIMS + 1))
+_SHAPES = tuple(Struct(f"<{rank}QIQ") for rank in range(_MOST_DIMS + 1))
+"""How dims, type and offset of a tensor are stored, by the number of dims."""
+
 _SMALLEST_FILE = 4 + 4 + 8 + 8
 _SMALLEST_KEY = 8 + 1 + 4 + 1
 _SMALLEST_TENSOR = 8 + 4 + 4 + 8
@@ -252,28 +254,44 @@ class _Reader:
 
     def _tensors(self, count: int) -> tuple[Tensor, ...]:
         """The tensor table; as llama.cpp has it, each one's data follow on those of the last."""
-        cursor = self._cursor
         found: dict[str, Tensor] = {}
-        expected = 0
+        end = 0
         for _ in range(count):
-            place = cursor.at
-            tensor = self._tensor()
+            place = self._cursor.at
+            tensor = self._tensor(end)
             if tensor.name in found:
                 raise GgufError(f'the tensor "{tensor.name}" comes twice', offset=place)
             found[tensor.name] = tensor
-            place = cursor.at
-            offset = cursor.u64()
-            if offset != expected:
-                raise GgufError(
-                    f'the data of "{tensor.name}" begin at {offset}, but those before end at '
-                    f"{expected}",
-                    offset=place,
-                )
-            expected = _padded(offset + tensor.size, self._alignment)
+            end = _padded(end + tensor.size, self._alignment)
         tensors = tuple(found.values())
         if tensors:
-            self._check_data(tensors, _padded(cursor.at, self._alignment))
+            self._check_data(tensors, _padded(self._cursor.at, self._alignment))
         return tensors
+
+    def _tensor(self, begin: int) -> Tensor:
+        """One tensor, whose data begin `begin` bytes into all data."""
+        cursor = self._cursor
+        name = self._text("the name of a tensor", _LONGEST_NAME)
+        place = cursor.at
+        rank = cursor.u32()
+        if rank > _MOST_DIMS:
+            raise GgufError(f'"{name}" has {rank} dims, at most 4 are possible', offset=place)
+        *sizes, kind, offset = cursor.unpack(_SHAPES[rank])
+        dims, elements = tuple(map(int, sizes)), 1
+        for dim in dims:
+            elements *= dim
+            if elements > _MOST_ELEMENTS:
+                raise GgufError(f'"{name}" has too many elements: {dims}', offset=place)
+        try:
+            size = tensor_bytes(int(kind), dims)
+        except ValueError as error:
+            raise GgufError(f'"{name}": {error}', offset=place) from None
+        if offset != begin:
+            raise GgufError(
+                f'the data of "{name}" begin at {offset}, but those before end at {begin}',
+                offset=place,
+            )
+        return Tensor(name=name, dims=dims, kind=int(kind), size=size)
 
     def _check_data(self, tensors: Sequence[Tensor], place: int) -> None:
         """All data, the first at `place`, are in the file."""
@@ -286,29 +304,6 @@ class _Reader:
                     offset=place,
                 )
             place = _padded(place + tensor.size, self._alignment)
-
-    def _tensor(self) -> Tensor:
-        """Name, dims and type of a tensor."""
-        cursor = self._cursor
-        name = self._text("the name of a tensor", _LONGEST_NAME)
-        place = cursor.at
-        rank = cursor.u32()
-        if rank > _MOST_DIMS:
-            raise GgufError(f'"{name}" has {rank} dims, at most 4 are possible', offset=place)
-        layout = _SHAPES[rank]
-        dims: tuple[int, ...] = layout.unpack(cursor.take(layout.size))
-        elements = 1
-        for dim in dims:
-            elements *= dim
-            if elements > _MOST_ELEMENTS:
-                raise GgufError(f'"{name}" has too many elements: {dims}', offset=place)
-        place = cursor.at
-        kind = cursor.u32()
-        try:
-            size = tensor_bytes(kind, dims)
-        except ValueError as error:
-            raise GgufError(f'"{name}": {error}', offset=place) from None
-        return Tensor(name=name, dims=dims, kind=kind, size=size)
 
 
 def join(headers: Sequence[Header]) -> Header:
