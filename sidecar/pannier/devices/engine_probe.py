@@ -1,56 +1,76 @@
 """Asks llama-server which devices it can use: its answer is the truth about what can be planned on.
 
 `llama-server --list-devices` is the only source that knows the engine's own labels, AMD, Intel,
-Apple and RPC devices. On CUDA it makes a context for a moment, so it is asked at start and on
-reload, not in a loop. No answer is "unknown", never "no GPU".
+Apple and RPC devices. On CUDA it makes a context for a moment, so it is asked when something may
+have changed, not in a loop. No answer is "unknown", never "no GPU".
 
 Must not: plan, or keep anything.
 """
 
-import re
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from pannier.config.schema import Engine
-from pannier.devices.inventory import (
-    DEVICE_ORDER,
-    Device,
-    HostMemory,
-    Inventory,
-    backend_of,
-    from_engine,
-)
+from pannier.devices.inventory import DEVICE_ORDER, HostMemory, Inventory
+from pannier.devices.join import join
+from pannier.devices.listing import EngineList, parse_device_list
+from pannier.devices.reading import NvmlReading
 from pannier.engine.process import run
 
 PROBE_SECONDS = 20.0
 """A cold CUDA driver takes some seconds to start; a hung one must not hold Pannier up."""
 
-_MIB = 1024 * 1024
-_LINE = re.compile(
-    r"^\s+(?P<label>\S+): (?P<name>.*) \((?P<total>\d+) MiB, (?P<free>\d+) MiB free\)"
-)
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine is asked with. Equal questions may be answered by an earlier answer.
+
+    `env` is the whole environment, as far as devices go what the engine will run with; `stamp` is
+    size and modification time of the program, so that another build under the same name is asked.
+    """
+
+    server: str
+    rpc: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    stamp: tuple[int, int] = (0, 0)
 
 
-def parse_device_list(text: str) -> tuple[Device, ...] | None:
-    """The devices in the output of `--list-devices`, or None when it is not such an output."""
-    _, found, listing = text.partition("Available devices:")
-    if not found:
-        return None
-    devices: list[Device] = []
-    for line in listing.splitlines():
-        match = _LINE.match(line)
-        if match:
-            devices.append(
-                Device(
-                    index=len(devices),
-                    backend=backend_of(match["label"]),
-                    label=match["label"],
-                    name=match["name"],
-                    total=int(match["total"]) * _MIB,
-                    free=int(match["free"]) * _MIB,
-                )
-            )
-    return tuple(devices)
+def question_of(server: str, engine: Engine, environ: Mapping[str, str]) -> Question:
+    """The question to this engine; `environ` is what children get of our environment.
+
+    Whoever shows, plans or runs asks with this, so that a card has one index for all of them.
+    Raises OSError when the program is not there.
+    """
+    status = os.stat(server)  # noqa: PTH116 (a program, not a path of ours)
+    return Question(
+        server=server,
+        rpc=tuple(engine.rpc),
+        env=asking_environment(engine, environ),
+        stamp=(status.st_size, status.st_mtime_ns),
+    )
+
+
+def asking_environment(engine: Engine, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the question: what children get, one order of cards, the config's own."""
+    return {**environ, **DEVICE_ORDER, **engine.env}
+
+
+async def list_devices(question: Question, *, seconds: float = PROBE_SECONDS) -> EngineList:
+    """The engine's own list. Never raises; a program that hangs is ended with all it started."""
+    argv = [question.server, "--list-devices"]
+    if question.rpc:
+        argv[1:1] = ["--rpc", ",".join(question.rpc)]
+    try:
+        ended = await run(argv, seconds=seconds, env=question.env)
+    except (OSError, ValueError) as error:
+        # ValueError: a variable of the environment cannot be passed on (a NUL within it).
+        return EngineList(reason=getattr(error, "strerror", None) or str(error))
+    listed = parse_device_list(ended.output)
+    if ended.timed_out or listed is None:
+        return EngineList(reason=": ".join(filter(None, (ended.reason(), ended.tail(1)))))
+    return EngineList(devices=listed)
 
 
 def host_memory(meminfo: Path = Path("/proc/meminfo")) -> HostMemory:
@@ -69,15 +89,6 @@ def host_memory(meminfo: Path = Path("/proc/meminfo")) -> HostMemory:
     )
 
 
-def asking_environment(engine: Engine, environ: Mapping[str, str]) -> dict[str, str]:
-    """What an engine is asked with: what it will run with, as far as its devices go by it.
-
-    `environ` is what children get of ours. Whoever shows, plans or runs asks with this, so that
-    a card has one index for all of them.
-    """
-    return {**environ, **DEVICE_ORDER, **engine.env}
-
-
 async def probe(
     llama_server: str,
     *,
@@ -86,20 +97,7 @@ async def probe(
     seconds: float = PROBE_SECONDS,
 ) -> Inventory:
     """The inventory as the engine sees it with the fleet's environment. Never raises."""
-    argv = [llama_server, "--list-devices"]
-    if rpc:
-        argv[1:1] = ["--rpc", ",".join(rpc)]
-    memory = host_memory()
-    try:
-        ended = await run(argv, seconds=seconds, env=env)
-    except OSError as error:
-        return _unknown(memory, error.strerror or str(error))
-    listed = parse_device_list(ended.output)
-    if ended.timed_out or listed is None:
-        return _unknown(memory, ": ".join(filter(None, (ended.reason(), ended.tail(1)))))
-    return from_engine(listed, memory)
-
-
-def _unknown(memory: HostMemory, reason: str) -> Inventory:
-    """The engine did not answer: that is not the same as a machine without GPUs."""
-    return from_engine(None, memory, (f"the engine did not list its devices: {reason}",))
+    question = Question(server=llama_server, rpc=tuple(rpc), env=dict(env))
+    listed = await list_devices(question, seconds=seconds)
+    reading = NvmlReading(absent=True)
+    return join(listed, reading, environ=question.env, host=host_memory())

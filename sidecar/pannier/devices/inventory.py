@@ -49,7 +49,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `index` counts within the inventory, by PCI bus where that is known; `label` is the engine's
     name of it; `used_by_us` is what our own engines hold of it and `used_by_others` what all other
     processes hold; `reserve` is kept free; `unified` says that its memory is the host's;
-    `parent` is the UUID of the card that a MIG instance is a part of.
+    `parent` is the UUID of the card that a MIG instance is a part of; `nvml_index` is the number
+    that nvidia-smi gives it.
     """
 
     index: int
@@ -66,6 +67,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     unified: bool = False
     compute_capable: bool = True
     parent: str | None = None
+    nvml_index: int | None = None
 
     @property
     def capacity(self) -> int:
