@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-Value = bool | int | float | str | list[int] | list[float] | list[str]
+Value = bool | int | float | str | list[bool] | list[int] | list[float] | list[str]
 
 Fill = Callable[[], float] | None
 """Where the numbers of a tensor come from; None: zeros, as a hole in the file."""
@@ -118,7 +118,9 @@ def _value(value: Value) -> bytes:
 
 
 def _array(values: Sequence[int] | Sequence[float] | Sequence[str]) -> bytes:
-    if all(isinstance(one, int) for one in values):
+    if all(isinstance(one, bool) for one in values):
+        kind, raw = _BOOL, bytes(values)
+    elif all(isinstance(one, int) for one in values):
         kind, raw = _I32, struct.pack(f"<{len(values)}i", *values)
     elif all(isinstance(one, float) for one in values):
         kind, raw = _FLOAT, struct.pack(f"<{len(values)}f", *values)
