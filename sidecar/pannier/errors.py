@@ -122,4 +122,5 @@ class GgufError(PannierError):
         self.reason = reason
         self.offset = offset
         self.path = path
-        super().__init__(f"{path or 'GGUF'}: {reason} (at byte {offset})")
+        place = f" (at byte {offset})" if offset else ""
+        super().__init__(f"{path or 'GGUF'}: {reason}{place}")

@@ -19,7 +19,7 @@ MAX_READ = 64 << 20
 MB."""
 
 MAX_TEXTS = 3 << 20
-MAX_LONG_TEXTS = 1 << 20
+MAX_LONG_TEXTS = 1 << 19
 """Texts that are stepped over in one file, and how many of them one by one, because they or one of
 their neighbours are long. Real vocabularies have up to 700,000 with their merges."""
 

@@ -18,8 +18,8 @@ from pannier.errors import GgufError
 from pannier.gguf.cursor import Cursor
 from pannier.gguf.quant import tensor_bytes
 
-MAX_KEYS = 16_384
-MAX_TENSORS = 65_536
+MAX_KEYS = 8_192
+MAX_TENSORS = 32_768
 """Real files have less than 100 keys, and 2,500 tensors; 20,000 where experts are apart."""
 
 MAX_KEPT = 4096
