@@ -12,6 +12,7 @@ It takes any llama-server command line (unknown flags are ignored) and these of 
     --die-after-ready S    it ends by itself S seconds after it became ready
     --ignore-term          SIGTERM does nothing, and neither do the exit line and the end of stdin
     --log-burst BYTES      that much on stderr while it loads
+    --log-text TEXT        that on stderr while it loads
     --token-delay S        between the chunks of a streamed answer (default 0.01)
     --tokens N             chunks of an answer (default 5)
     --hang                 it becomes ready, and then no answer ever ends
@@ -54,6 +55,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--die-after-ready", type=float, default=None)
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--log-burst", type=int, default=0)
+    parser.add_argument("--log-text", default="")
     parser.add_argument("--token-delay", type=float, default=0.01)
     parser.add_argument("--tokens", type=int, default=5)
     parser.add_argument("--hang", action="store_true")
@@ -88,6 +90,7 @@ class Engine:
         end = given.load_seconds if given.fail_after is None else given.fail_after
         start = time.monotonic()
         self.log("I", f"srv    load_model: loading model '{given.model}'")
+        sys.stderr.write(given.log_text)
         if given.log_burst:
             line = b"0.00.000.000 I a line of the log, one of very many " + b"." * 76 + b"\n"
             for _ in range(given.log_burst // len(line)):

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from pannier.fleet.launcher_care import EXIT_NOT_STARTED, Care
 from pannier.fleet.launcher_loop import Loop
+from pannier.fleet.launcher_memory import MemoryLines, with_memory_lines
 from pannier.fleet.launcher_output import Lines
 from pannier.fleet.launcher_probe import Probe, bytes_read, names_alias, oom_kills, owns_port
 from pannier.fleet.launcher_report import Reporter
@@ -26,6 +27,7 @@ from pannier.fleet.launcher_words import (
     PROGRESS,
     STAGES,
     TAIL_LINES,
+    complains,
     fraction,
     out_of_memory,
     progress,
@@ -39,6 +41,9 @@ ASK_AGAIN_S = 1.0
 AT_ONCE_S = 1.0
 READY_LINE_S = 1.0
 """How long a 200 waits for the engine's own ready line: they come in the same millisecond."""
+
+MEMORY_LINES_S = 0.3
+"""How long after ready lines of the load may still come: the engine logs from a thread."""
 
 REPORTED_TAIL = 20
 META_LIMIT = 16 * 1024
@@ -67,6 +72,8 @@ class Engine(Care):
         self._healthy_at: float | None = None
         self._oom_kills = oom_kills()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._complaints: deque[str] = deque(maxlen=TAIL_LINES)
+        self._memory: MemoryLines | None = MemoryLines()
         self._stdout, self._stderr = Lines(_PROGRESS_LINE), Lines(_LOG_LINE)
         self._probe = Probe(loop, port, self._on_answer)
         self._state: dict[str, object] = {
@@ -82,6 +89,8 @@ class Engine(Care):
             "rchar": None,
             "progress_lines": False,
             "meta": None,
+            "memory": None,
+            "engine": None,
             "elapsed_s": 0.0,
             "ready_s": None,
             "exit": None,
@@ -107,7 +116,10 @@ class Engine(Care):
     # Start and load
 
     def _environment(self) -> dict[str, str]:
-        return {**os.environ, "LLAMA_SERVER_ROUTER_PORT": "1"}
+        return {
+            **with_memory_lines(os.environ, self.command),
+            "LLAMA_SERVER_ROUTER_PORT": "1",
+        }
 
     def _on_started(self, child: "subprocess.Popen[bytes]") -> None:
         self._started = self.loop.time()
@@ -142,8 +154,17 @@ class Engine(Care):
 
     def _on_stderr(self, chunk: bytes) -> None:
         self._err.write(chunk)
-        lines = self._stderr.feed(chunk)[-TAIL_LINES:]
-        self._tail.extend(readable(line) for line in lines if line.strip())
+        lines = self._stderr.feed(chunk)
+        if self._memory is not None:
+            for line in lines:
+                self._memory.take(line)
+        self._remember(lines)
+
+    def _remember(self, lines: Sequence[bytes]) -> None:
+        """Keep the last lines, and apart from them the last that may say why it ends."""
+        texts = [readable(line) for line in lines if line.strip()]
+        self._tail.extend(texts)
+        self._complaints.extend(text for text in texts if complains(text))
 
     def _on_progress(self, line: bytes) -> None:
         told = progress(line)
@@ -203,6 +224,21 @@ class Engine(Care):
         self._probe.stop()
         pid = self.child.pid if self.child is not None else 0
         self._set(phase="ready", ready_s=self._elapsed(), rchar=bytes_read(pid))
+        self.loop.after("memory", MEMORY_LINES_S, self._tell_memory)
+
+    def _tell_memory(self) -> None:
+        """The load is over: what it took does not change any more, whatever is printed later."""
+        if self._memory is None:
+            return
+        memory, self._memory = self._memory, None
+        self._set(
+            memory=memory.found(),
+            engine={
+                "build": memory.build,
+                "devices": memory.devices(),
+                "copies": memory.copies,
+            },
+        )
 
     # Stop and end
 
@@ -246,7 +282,7 @@ class Engine(Care):
         self._say(b"")
         self._probe.stop()
         self.loop.cancel("sample")
-        self._tail.extend(readable(line) for line in self._stderr.rest())
+        self._remember(self._stderr.rest())
         status = self.status or 0
         number = signal.Signals(-status) if status < 0 else None
         self._set_exit(code=None if number else status, number=number, reason=None)
@@ -255,10 +291,15 @@ class Engine(Care):
         self, *, code: int | None, number: signal.Signals | None, reason: str | None
     ) -> None:
         killed = number == signal.SIGKILL and oom_kills() > self._oom_kills
-        memory = not self.stopping and code != 0 and (killed or out_of_memory(self._tail))
+        said = [*self._complaints, *self._tail]
+        memory = not self.stopping and code != 0 and (killed or out_of_memory(said))
         if reason is None and not self.stopping:
             was_ready = self._state["ready_s"] is not None
-            reason = why(list(self._tail), was_ready=was_ready) or _plain(number, killed)
+            reason = (
+                why(list(self._complaints), was_ready=was_ready)
+                or why(list(self._tail), was_ready=was_ready)
+                or _plain(number, killed)
+            )
         self._state["elapsed_s"] = self._elapsed()
         self._set(
             phase="exited",

@@ -39,13 +39,28 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     tail: tuple[str, ...] = ()
 
 
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine said of itself while it loaded.
+
+    `devices` are those of its model in the order of the split, by its own names; `copies` is how
+    often it holds a batch to keep several devices busy; `build` is absent where it knows none.
+    """
+
+    build: str | None = None
+    devices: tuple[str, ...] = ()
+    copies: int | None = None
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The full state of one instance, as its launcher saw it last.
 
     `value` is the engine's own fraction of the current stage, `rchar` the bytes that the process
     has read so far (`/proc/PID/io`), both absent where they are not known. `progress_lines` says
     whether the engine speaks the progress protocol at all. `meta` is what the engine said of itself
-    when it became ready. Times are seconds since the engine was started.
+    when it became ready. `memory` is what the load took, in bytes by buffer type (the engine's own
+    name) and use (weights, kv, compute, output, projector, draft, adapter, other), told soon after
+    ready together with `engine`, and absent where the engine printed nothing. Times are seconds
+    since the engine was started.
     """
 
     v: int
@@ -60,6 +75,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     rchar: int | None = None
     progress_lines: bool = False
     meta: dict[str, Any] | None = None
+    memory: dict[str, dict[str, int]] | None = None
+    engine: Said | None = None
     elapsed_s: float = 0.0
     ready_s: float | None = None
     exit: Exit | None = None
