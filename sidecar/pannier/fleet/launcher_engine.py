@@ -162,9 +162,10 @@ class Engine(Care):
 
     def _remember(self, lines: Sequence[bytes]) -> None:
         """Keep the last lines, and apart from them the last that may say why it ends."""
-        texts = [readable(line) for line in lines if line.strip()]
-        self._tail.extend(texts)
-        self._complaints.extend(text for text in texts if complains(text))
+        said = [line for line in lines if line.strip()]
+        complaints = [line for line in said if complains(line)]
+        self._tail.extend(readable(line) for line in said[-TAIL_LINES:])
+        self._complaints.extend(readable(line) for line in complaints[-TAIL_LINES:])
 
     def _on_progress(self, line: bytes) -> None:
         told = progress(line)

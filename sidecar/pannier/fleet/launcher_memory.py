@@ -48,6 +48,12 @@ _BUILD = re.compile(r".*\bbuild:? (?P<build>\d{1,9}) \(\w+\) with ")
 _FIT_BEGINS, _FIT_ENDS = "fitting params to device memory", "fitting params to free memory took"
 """Between the two the engine tries sizes; at verbosity 5 it prints buffers that it never makes."""
 
+_OF_INTEREST = re.compile(
+    rb"buffer size|model size|fitting params|loading model tensors|constructing|using device"
+    rb"|CLIP using|sched copies|MiB free|\bbuild"
+)
+"""Looked for first: a load may print a hundred thousand other lines."""
+
 
 def with_memory_lines(environ: Mapping[str, str], command: Sequence[str]) -> dict[str, str]:
     """The environment in which an engine prints its memory, unless a person chose a verbosity."""
@@ -78,6 +84,8 @@ class MemoryLines:
 
     def take(self, line: bytes) -> None:
         """Read one line of the engine's log."""
+        if not _OF_INTEREST.search(line):
+            return
         text = unprefixed(readable(line))
         if _FIT_BEGINS in text or _FIT_ENDS in text:
             self._fitting = _FIT_BEGINS in text

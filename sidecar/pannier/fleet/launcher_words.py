@@ -22,7 +22,7 @@ LINE_LENGTH = 400
 _PREFIX = re.compile(r"^(?:\d+\.\d+\.\d+\.\d+|\[[\d :.TZ+-]+\])?\s*(?:[A-Z]\s+)?")
 """`0.00.006.258 E `: the time since the start and the level."""
 
-_LEVEL = re.compile(r"^(?:\d+\.\d+\.\d+\.\d+|\[[\d :.TZ+-]+\])\s+([A-Z])\s")
+_LEVEL = re.compile(rb"^(?:\d+\.\d+\.\d+\.\d+|\[[\d :.TZ+-]+\])\s+([A-Z])\s")
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
@@ -73,14 +73,14 @@ def unprefixed(text: str) -> str:
     return _PREFIX.sub("", text, count=1).strip()
 
 
-def complains(text: str) -> bool:
-    """Whether a readable line may be a complaint: it is marked as one, or not marked at all.
+def complains(line: bytes) -> bool:
+    """Whether a line may be a complaint: it is marked as one, or not marked at all.
 
     What crashes prints without marks. At verbosity 4 there are hundreds of lines marked as mere
     information, and words such as "unknown" or "missing" are in some of them.
     """
-    level = _LEVEL.match(text)
-    return level is None or level[1] in "WE"
+    level = _LEVEL.match(line)
+    return level is None or level[1] in b"WE"
 
 
 def _escape(found: re.Match[str]) -> str:
