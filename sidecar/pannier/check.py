@@ -7,21 +7,32 @@ Must not: start a server or write anything but the example.
 """
 
 import os
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
 import msgspec
 
+from pannier import __version__
 from pannier.config.load import parse
 from pannier.config.read_file import read_keys, read_now
 from pannier.config.schema import Config, schema_json
-from pannier.devices.engine_probe import asking_environment, host_memory, probe
-from pannier.devices.inventory import Inventory
+from pannier.devices.engine_probe import asking_environment, host_memory, question_of
+from pannier.devices.inventory import Inventory, with_reserves
+from pannier.devices.inventory_file import parse_inventory
+from pannier.devices.join import join
+from pannier.devices.listing import EngineList
+from pannier.devices.monitor import Monitor, NoNvml
+from pannier.devices.table import inventory_lines
 from pannier.engine.locate import find_llama_server
 from pannier.errors import ConfigError, EngineError, PannierError, Problem
+from pannier.fleet.backoff import delay_s
 from pannier.fleet.process import child_environment
 from pannier.gguf.files import find_files
 from pannier.plan.placement import Plan, make_plan
+
+LARGEST_INVENTORY = 4 << 20
+"""Bytes; one of a hundred devices has about 40,000."""
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,39 +65,86 @@ def check(path: Path) -> CheckReport:
     return CheckReport(ok=True, file=str(path), notes=tuple(notes))
 
 
-async def plan(path: Path, base: Path) -> Plan:
-    """The plan for this machine; `base` is the config's folder. Raises ConfigError."""
+async def plan(path: Path, base: Path, inventory_file: Path | None = None) -> Plan:
+    """The plan for this machine, or for the one in a file; `base` is the config's folder.
+
+    With a file no device is asked. Raises ConfigError, and PannierError for a bad inventory.
+    """
     config = parse(read_now(path))
-    return make_plan(config, await inventory(config, base), find_files(config, base))
+    if inventory_file is None:
+        found = await inventory(config, base)
+    else:
+        found = with_reserves(read_inventory(inventory_file), config.memory.reserve)
+    return make_plan(config, found, find_files(config, base))
+
+
+def read_inventory(path: Path) -> Inventory:
+    """The inventory in a file. Raises PannierError."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_INVENTORY + 1)
+    except OSError as error:
+        raise PannierError(f"{path} cannot be read: {error.strerror}", code="inventory") from error
+    if len(content) > LARGEST_INVENTORY:
+        raise PannierError(
+            f"{path} is larger than {LARGEST_INVENTORY >> 20} MiB, which no inventory is",
+            code="inventory",
+        )
+    return parse_inventory(content, str(path))
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """What is there to run models on. `plan --inventory` takes it, of whatever machine it is."""
+
+    version: str
+    engine: str | None
+    inventory: Inventory
+
+
+async def status(config: Config, base: Path) -> Status:
+    """The devices that this config's engine can use, and which engine that is."""
+    server = _server(config, base)
+    return Status(version=__version__, engine=server, inventory=await inventory(config, base))
 
 
 async def inventory(config: Config, base: Path) -> Inventory:
     """The devices that this config's engine can use; `base` is the config's folder."""
+    server = _server(config, base)
+    environ = child_environment(os.environ)
+    if server is None:
+        found = await _without_engine(asking_environment(config.engine, environ))
+    else:
+        async with Monitor(NoNvml(), pause_s=delay_s) as monitor:
+            found = await monitor.inventory(question_of(server, config.engine, environ))
+    return with_reserves(found, config.memory.reserve)
+
+
+def _server(config: Config, base: Path) -> str | None:
     try:
         server = find_llama_server(config.engine.llama_server, base=base)
     except EngineError:
-        server = None
-    if server is None:
-        note = "no llama-server to ask for devices: planned as a machine without GPUs"
-        return Inventory(host=host_memory(), notes=(note,))
-    env = asking_environment(config.engine, child_environment(os.environ))
-    return await probe(server.path, rpc=config.engine.rpc, env=env)
+        return None
+    return server.path if server is not None else None
 
 
-def device_lines(found: Inventory) -> list[str]:
+async def _without_engine(environ: Mapping[str, str]) -> Inventory:
+    """What NVML sees, which is not planned on: only an engine says what it can use."""
+    nvml = NoNvml()
+    try:
+        reading = await nvml.read()
+    finally:
+        nvml.close()
+    found = join(
+        EngineList(reason="it is not installed"), reading, environ=environ, host=host_memory()
+    )
+    note = "no llama-server to ask for devices: planned as a machine without GPUs"
+    return msgspec.structs.replace(found, notes=(note, *found.notes[1:]))
+
+
+def status_lines(found: Status) -> list[str]:
     """The devices for a person, with the names that `placement` takes."""
-    gib = 1024**3
-    lines = [
-        f"{each.index}  {each.label}  {each.name}  {each.total / gib:.1f} GiB,"
-        f" {each.free / gib:.1f} GiB free"
-        for each in found.devices
-    ]
-    if not lines:
-        host = found.host
-        known = found.engine_backend == "cpu"
-        what = "no GPU" if known else "devices unknown"
-        lines = [f"{what}; RAM {host.total / gib:.1f} GiB, {host.available / gib:.1f} GiB free"]
-    return [*lines, *(f"note: {note}" for note in found.notes)]
+    engine = found.engine or "not installed: `pannier engine install` gets it"
+    return [*inventory_lines(found.inventory), f"engine: {engine}"]
 
 
 def plan_lines(made: Plan) -> list[str]:

@@ -77,7 +77,11 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(run=_serve)
 
     _looking(commands, "check", _check, "print every problem of a config; exit code 0 or 1")
-    _looking(commands, "plan", _plan, "show what would run where, and why; starts nothing")
+    plan = _looking(commands, "plan", _plan, "show what would run where, and why; starts nothing")
+    plan.add_argument(
+        "--inventory", type=Path, metavar="FILE",
+        help="plan for the devices of this file (`pannier status --json`); asks none here",
+    )  # fmt: skip
     _looking(commands, "status", _status, "the devices that models can be placed on")
 
     schema = commands.add_parser("schema", help="print the JSON Schema of config.toml, for editors")
@@ -103,12 +107,13 @@ def _looking(
     name: str,
     run: Callable[[argparse.Namespace], int],
     what: str,
-) -> None:
+) -> argparse.ArgumentParser:
     """A command that only looks at a config and prints what it sees."""
     parser = commands.add_parser(name, help=what)
     _config_option(parser)
     parser.add_argument("--json", action="store_true", help="the same, for programs")
     parser.set_defaults(run=run)
+    return parser
 
 
 def _config_option(parser: argparse.ArgumentParser) -> None:
@@ -164,7 +169,7 @@ def _check(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> int:
     from pannier.check import plan, plan_lines
 
-    made = asyncio.run(plan(args.config, args.config.absolute().parent))
+    made = asyncio.run(plan(args.config, args.config.absolute().parent, args.inventory))
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(made), indent=2).decode())
     else:
@@ -173,18 +178,18 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    from pannier.check import device_lines, inventory
+    from pannier.check import status, status_lines
     from pannier.config.load import parse
     from pannier.config.read_file import read_now
     from pannier.config.schema import Config
 
     # Devices can be looked at before there is any config.
     config = parse(read_now(args.config)) if args.config.exists() else Config()
-    found = asyncio.run(inventory(config, args.config.absolute().parent))
+    found = asyncio.run(status(config, args.config.absolute().parent))
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:
-        print("\n".join(device_lines(found)))
+        print("\n".join(status_lines(found)))
     return 0
 
 

@@ -4,11 +4,10 @@ Used by `serve` at start and at every reload, by `check` and by `plan`, so that 
 what is shown and what runs cannot differ. It reads, asks the engine and plans; whatever is wrong
 comes out as a ConfigError before anything running is touched.
 
-Must not: start, stop or remember anything but the answers of the engine, which cost seconds.
+Must not: start, stop or remember anything but what the engine understands, which costs seconds.
 """
 
 import asyncio
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,8 +16,9 @@ import msgspec
 from pannier.config.load import parse
 from pannier.config.read_file import read_keys
 from pannier.config.schema import Config
-from pannier.devices.engine_probe import asking_environment, probe
-from pannier.devices.inventory import Inventory
+from pannier.devices.engine_probe import Question, question_of
+from pannier.devices.inventory import Inventory, with_reserves
+from pannier.devices.monitor import Monitor
 from pannier.engine.locate import Program, find_llama_server, find_llama_swap, probe_llama_server
 from pannier.errors import ConfigError, EngineError, Problem
 from pannier.fleet.host import HostKind, choose_host
@@ -39,20 +39,23 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     host: HostKind
     llama_swap: str | None
     files: dict[str, ModelFiles]
+    inventory: Inventory
     plan: Plan
     groups: dict[str, GroupLaunch]
     missing: tuple[str, ...]
 
 
 class Preparer:
-    """Prepares configs of one path. Keeps what the engine answered until its question changes."""
+    """Prepares configs of one path, for the devices that the monitor reads."""
 
-    def __init__(self, path: Path, env: Mapping[str, str], launcher: tuple[str, ...]) -> None:
+    def __init__(
+        self, path: Path, env: Mapping[str, str], launcher: tuple[str, ...], monitor: Monitor
+    ) -> None:
         self._base = path.absolute().parent
         self._env = dict(env)
         self._launcher = launcher
-        self._asked: tuple[object, ...] = ()
-        self._inventory = Inventory()
+        self._monitor = monitor
+        self._asked: Question | None = None
         self._flavour = EngineFlavour(path="llama-server")
 
     async def prepare(self, data: bytes) -> Prepared:
@@ -61,11 +64,11 @@ class Preparer:
         config = await asyncio.to_thread(parse, data)
         client_keys, admin_keys = await asyncio.to_thread(read_keys, config.server, self._base)
         server, swap = self._find_engines(config)
-        await self._ask_engine(config, server)
+        inventory = await self._ask_engine(config, server)
         host = choose_host(config.engine.host, swap.path if swap else None)
         program = swap.path if swap and host == "llama-swap" else None
         files = await asyncio.to_thread(find_files, config, self._base)
-        plan = make_plan(config, self._inventory, files)
+        plan = make_plan(config, inventory, files)
         groups, problems = render_plan(
             plan,
             config,
@@ -82,6 +85,7 @@ class Preparer:
             host=host,
             llama_swap=program,
             files={instance.id: files[instance.model] for instance in plan.instances},
+            inventory=inventory,
             plan=plan,
             groups=groups,
             missing=tuple(path for each in files.values() for path in each.missing),
@@ -106,26 +110,18 @@ class Preparer:
             raise ConfigError(problems)
         return server, swap
 
-    async def _ask_engine(self, config: Config, server: Program) -> None:
-        """Flavour and devices. Asked again only when the answer could be another one."""
-        status = await asyncio.to_thread(os.stat, server.path)
-        env = asking_environment(config.engine, self._env)
-        asked = (
-            server.path,
-            status.st_size,
-            status.st_mtime_ns,
-            config.engine.rpc,
-            sorted(env.items()),
-        )
-        if asked == self._asked:
-            return
-        try:
-            _, features = await probe_llama_server(server.path)
-        except EngineError as error:
-            raise ConfigError([_missing("llama_server", error.message, error.hint)]) from error
-        self._flavour = EngineFlavour(path=server.path, load_mode=features.load_mode)
-        self._inventory = await probe(server.path, rpc=config.engine.rpc, env=env)
-        self._asked = asked
+    async def _ask_engine(self, config: Config, server: Program) -> Inventory:
+        """Its devices; and what it understands, when that could be another answer."""
+        question = await asyncio.to_thread(question_of, server.path, config.engine, self._env)
+        if question != self._asked:
+            try:
+                _, features = await probe_llama_server(server.path)
+            except EngineError as error:
+                raise ConfigError([_missing("llama_server", error.message, error.hint)]) from error
+            self._flavour = EngineFlavour(path=server.path, load_mode=features.load_mode)
+            self._asked = question
+        found = await self._monitor.inventory(question)
+        return with_reserves(found, config.memory.reserve)
 
 
 def _missing(

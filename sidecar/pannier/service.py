@@ -24,7 +24,11 @@ from aiohttp import web
 from pannier.config.read_file import read_settled
 from pannier.config.schema import split_listen
 from pannier.config.watch import Signature, has_settled, hints
+from pannier.devices.inventory import Inventory, same_devices
+from pannier.devices.join import Ours
+from pannier.devices.monitor import Monitor, NoNvml
 from pannier.errors import ConfigError, PannierError, Problem
+from pannier.fleet.backoff import delay_s
 from pannier.fleet.host import Workplace, launcher_command
 from pannier.fleet.loop import RELOAD_DRAIN_S, Desired, Fleet
 from pannier.fleet.ports import Ports
@@ -52,9 +56,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 class Service:
     """A running Pannier. Made by `running`."""
 
-    def __init__(self, path: Path, prepared: Prepared, preparer: Preparer, fleet: Fleet) -> None:
+    def __init__(
+        self, path: Path, prepared: Prepared, preparer: Preparer, monitor: Monitor, fleet: Fleet
+    ) -> None:
         self._path = path
         self._preparer = preparer
+        self._monitor = monitor
+        self._devices = prepared.inventory
         self._fleet = fleet
         self._wanted = asyncio.Event()
         self._prepared = prepared
@@ -69,6 +77,7 @@ class Service:
                 status=ConfigStatus(path=str(path), loaded_at=time.time()),
                 config=prepared.config,
                 plan=prepared.plan,
+                inventory=prepared.inventory,
             )
         )
 
@@ -80,6 +89,7 @@ class Service:
         """Applies the first config."""
         self._content = content
         self._apply(self._prepared)
+        self._monitor.follow(self)
 
     async def watch(self) -> None:
         """The task that asks for a reload when the file may have changed or a model came."""
@@ -90,6 +100,26 @@ class Service:
         """Of the files that were missing, those that have come."""
         return tuple(path for path in self._prepared.missing if has_settled(Path(path)))
 
+    def ours(self) -> Ours:
+        """What our engines hold (for the monitor of devices)."""
+        return ours_of(self.snapshots.value)
+
+    def is_changing(self) -> bool:
+        """Whether memory is moving: something loads or leaves, or does not quite fit."""
+        snapshot = self.snapshots.value
+        phases = {each.phase for group in snapshot.fleet.groups for each in group.instances}
+        return bool(phases & {"loading", "unloading"}) or bool(
+            snapshot.plan.tight and phases & {"ready"}
+        )
+
+    def devices_read(self, inventory: Inventory) -> None:
+        """Shows a reading; other devices are a reason to plan anew, other free memory is none."""
+        self.snapshots.publish(msgspec.structs.replace(self.snapshots.value, inventory=inventory))
+        if not same_devices(inventory, self._devices):
+            self._devices = inventory
+            log.info("the devices of this machine are others now")
+            self.reload()
+
     async def reloader(self) -> None:
         """The task that reloads: one after the other, and the last edit always wins."""
         while True:
@@ -97,10 +127,13 @@ class Service:
             self._wanted.clear()
             await self._reload()
 
+    def _same_devices(self) -> bool:
+        return same_devices(self._prepared.inventory, self._monitor.value)
+
     async def _reload(self) -> None:
         try:
             content = await read_settled(self._path)
-            if content == self._content and not self._files_that_came():
+            if content == self._content and not self._files_that_came() and self._same_devices():
                 self._show_problems(())
                 return
             prepared = await self._preparer.prepare(content)
@@ -108,6 +141,7 @@ class Service:
             self._show_problems(error.problems)
             return
         self._content = content
+        self._devices = prepared.inventory
         self._apply(prepared)
 
     def _apply(self, prepared: Prepared) -> None:
@@ -164,6 +198,7 @@ class Service:
             view = await self._fleet.view.newer(version)
             version = self._fleet.view.version
             self.snapshots.publish(msgspec.structs.replace(self.snapshots.value, fleet=view))
+            self._monitor.wake()
 
     def busy(self) -> int:
         """Requests that are being answered or wait."""
@@ -179,6 +214,26 @@ class Service:
         self.snapshots.publish(msgspec.structs.replace(self.snapshots.value, stopping=True))
 
 
+def ours_of(snapshot: Snapshot) -> Ours:
+    """What our engines hold: their process ids, and by label what is planned for those in memory.
+
+    Those that load hold a part of it; counted whole, nobody plans on what they are about to take.
+    """
+    expected: dict[str, int] = {}
+    views = [each for group in snapshot.fleet.groups for each in group.instances]
+    for view in views:
+        if view.phase not in ("ready", "loading"):
+            continue
+        with contextlib.suppress(KeyError, StopIteration):
+            planned = snapshot.plan.instance(view.id)
+            shares = planned.tensor_split or tuple(1 for _ in planned.devices)
+            for label, share in zip(planned.devices, shares, strict=True):
+                part = planned.bytes_needed * share // max(1, sum(shares))
+                expected[label] = expected.get(label, 0) + part
+    pids = frozenset(view.pid for view in views if view.pid is not None)
+    return Ours(pids=pids, expected=expected)
+
+
 @contextlib.asynccontextmanager
 async def running(options: Options) -> AsyncIterator[Service]:
     """A Pannier that serves for as long as the block runs, and leaves nothing behind.
@@ -189,22 +244,30 @@ async def running(options: Options) -> AsyncIterator[Service]:
     with hold(state, runtime_folder(os.environ, state)) as store:
         env = child_environment(os.environ)
         path = options.config.absolute()
-        preparer = Preparer(path, env, launcher_command(store.socket))
-        content = await read_settled(path)
-        prepared = await preparer.prepare(content)
-        place = Workplace(store=store, ports=Ports(), env=env)
-        fleet = Fleet(place, drain_s=options.drain_s)
-        service = Service(path, prepared, preparer, fleet)
-        async with upstream_session() as session:
-            levers = Levers(wish=fleet.wish, unload=fleet.unload)
-            app = make_app(service.snapshots, fleet.lend, session, service.gate, levers)
-            async with _listening(app, service), fleet, _tasks(service):
+        async with Monitor(NoNvml(), pause_s=delay_s) as monitor:
+            preparer = Preparer(path, env, launcher_command(store.socket), monitor)
+            content = await read_settled(path)
+            prepared = await preparer.prepare(content)
+            place = Workplace(store=store, ports=Ports(), env=env)
+            fleet = Fleet(place, drain_s=options.drain_s)
+            service = Service(path, prepared, preparer, monitor, fleet)
+            async with _serving(service, fleet):
                 service.start(content)
                 try:
                     yield service
                 finally:
                     service.stopping()
                     await fleet.stop()
+
+
+@contextlib.asynccontextmanager
+async def _serving(service: Service, fleet: Fleet) -> AsyncIterator[None]:
+    """Everything that runs for as long as the service does."""
+    async with upstream_session() as session:
+        levers = Levers(wish=fleet.wish, unload=fleet.unload)
+        app = make_app(service.snapshots, fleet.lend, session, service.gate, levers)
+        async with _listening(app, service), fleet, _tasks(service):
+            yield
 
 
 @contextlib.asynccontextmanager

@@ -8,16 +8,14 @@ Must not: plan, or keep anything.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from pannier.config.schema import Engine
-from pannier.devices.inventory import DEVICE_ORDER, HostMemory, Inventory
-from pannier.devices.join import join
+from pannier.devices.inventory import DEVICE_ORDER, HostMemory
 from pannier.devices.listing import EngineList, parse_device_list
-from pannier.devices.reading import NvmlReading
 from pannier.engine.process import run
 
 PROBE_SECONDS = 20.0
@@ -87,17 +85,3 @@ def host_memory(meminfo: Path = Path("/proc/meminfo")) -> HostMemory:
     return HostMemory(
         total=kib.get("MemTotal", 0) * 1024, available=kib.get("MemAvailable", 0) * 1024
     )
-
-
-async def probe(
-    llama_server: str,
-    *,
-    rpc: Sequence[str] = (),
-    env: Mapping[str, str],
-    seconds: float = PROBE_SECONDS,
-) -> Inventory:
-    """The inventory as the engine sees it with the fleet's environment. Never raises."""
-    question = Question(server=llama_server, rpc=tuple(rpc), env=dict(env))
-    listed = await list_devices(question, seconds=seconds)
-    reading = NvmlReading(absent=True)
-    return join(listed, reading, environ=question.env, host=host_memory())

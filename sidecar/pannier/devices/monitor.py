@@ -44,6 +44,17 @@ class Nvml(Protocol):
         """Ends it without waiting for a driver that hangs."""
 
 
+class NoNvml:
+    """A machine whose NVIDIA cards nobody asks for."""
+
+    async def read(self) -> NvmlReading:
+        """Nothing was ever there."""
+        return NvmlReading(absent=True)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
 class Residents(Protocol):
     """What the monitor has to know about what runs, and whom it tells."""
 

@@ -123,7 +123,7 @@ def _news(before: Row | None, after: Row) -> bool:
 
 
 def _config_key(snapshot: Snapshot) -> tuple[object, ...]:
-    return (snapshot.generation, snapshot.status)
+    return (snapshot.generation, snapshot.shown_status)
 
 
 def _conditions(snapshot: Snapshot, *, verbose: bool) -> list[tuple[bool, bool, str]]:
@@ -138,6 +138,8 @@ def _conditions(snapshot: Snapshot, *, verbose: bool) -> list[tuple[bool, bool, 
     )
     found.append((not problems, False, text))
     found += [(False, False, f"config: {problem.text()}") for problem in problems if verbose]
+    found += [(True, False, f"note: {note}") for note in snapshot.status.notes]
+    found.append(_devices(snapshot))
     found.append((not snapshot.stopping, True, "running" if not snapshot.stopping else "stopping"))
     for model in snapshot.config.models:
         shown = row(snapshot, model, 0.0)
@@ -146,6 +148,17 @@ def _conditions(snapshot: Snapshot, *, verbose: bool) -> list[tuple[bool, bool, 
         fine = ok and shown.error is None
         found.append((fine, not ok, f"model {model}: {shown.state}{because}"))
     return found
+
+
+def _devices(snapshot: Snapshot) -> tuple[bool, bool, str]:
+    """The devices as a condition. A silence of the driver stops nothing, so it is not needed."""
+    inventory = snapshot.inventory
+    if inventory.stale is not None:
+        return False, False, f"devices: stale, what runs goes on: {inventory.stale}"
+    if inventory.engine_backend == "unknown":
+        return False, False, "devices: not known, the engine did not list them"
+    labels = ", ".join(device.label for device in inventory.devices)
+    return True, False, f"devices: {labels or 'the CPU'}"
 
 
 def _seconds(request: web.Request) -> float:

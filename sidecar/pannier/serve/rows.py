@@ -28,7 +28,7 @@ def listing(snapshot: Snapshot, now: float) -> Listing:
         ready=all(wanted_ready(snapshot, model) for model in snapshot.config.models),
         generation=snapshot.generation,
         host=snapshot.host,
-        config=snapshot.status,
+        config=snapshot.shown_status,
         data=rows(snapshot, now),
     )
 

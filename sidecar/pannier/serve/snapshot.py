@@ -9,17 +9,22 @@ Must not: hold anything live.
 import msgspec
 
 from pannier.config.schema import Config
+from pannier.devices.inventory import Inventory
 from pannier.errors import Problem
 from pannier.fleet.view import FleetView
 from pannier.plan.placement import Plan
 
 
 class ConfigStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The config file as it was read last; `loaded_at` is wall time, seconds since 1970."""
+    """The config file as it was read last; `loaded_at` is wall time, seconds since 1970.
+
+    `notes` are worth knowing and are nothing that is wrong in the file.
+    """
 
     path: str
     loaded_at: float
     problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,8 +35,18 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     status: ConfigStatus
     config: Config
     plan: Plan
+    inventory: Inventory = Inventory()
     fleet: FleetView = FleetView()
     stopping: bool = False
+
+    @property
+    def shown_status(self) -> ConfigStatus:
+        """The status with what is to be said of the devices at this moment."""
+        stale = self.inventory.stale
+        if stale is None:
+            return self.status
+        notes = (*self.status.notes, f"devices: the last list stays: {stale}")
+        return msgspec.structs.replace(self.status, notes=notes)
 
     def model_of(self, name: str) -> str | None:
         """The model that a client means by an id or an alias."""

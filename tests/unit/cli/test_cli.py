@@ -97,7 +97,7 @@ def test_devices_can_be_asked_for_before_there_is_a_config(config, capsys):
     assert code == 0
     assert out
     code, out, _ = run(capsys, "status", "--json", "--config", config)
-    assert (code, json.loads(out)["devices"]) == (0, [])
+    assert (code, json.loads(out)["inventory"]["devices"]) == (0, [])
 
 
 def test_the_schema_is_json_on_stdout(capsys):

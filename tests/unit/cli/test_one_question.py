@@ -13,6 +13,8 @@ import pytest
 
 from pannier.check import inventory
 from pannier.config.load import parse
+from pannier.devices.monitor import Monitor, NoNvml
+from pannier.fleet.backoff import delay_s
 from pannier.fleet.process import child_environment
 from pannier.reload import Preparer
 
@@ -41,10 +43,12 @@ async def test_plan_and_serve_ask_the_engine_the_same(
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     monkeypatch.setenv("A_SECRET_TOKEN", "none of an engine's business")
     config = f'[engine]\nhost = "direct"\nllama_server = "{engine}"\n{own}\n'.encode()
-    preparer = Preparer(tmp_path / "config.toml", child_environment(os.environ), ("launcher",))
+    env = child_environment(os.environ)
 
     shown = await inventory(parse(config), tmp_path)
-    run = (await preparer.prepare(config)).plan
+    async with Monitor(NoNvml(), pause_s=delay_s) as monitor:
+        preparer = Preparer(tmp_path / "config.toml", env, ("launcher",), monitor)
+        run = (await preparer.prepare(config)).plan
 
     first, second = (json.loads(line) for line in asked.read_text().splitlines())
     assert first == second

@@ -9,7 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pannier.devices.engine_probe import host_memory, parse_device_list, probe
+from pannier.config.schema import Engine
+from pannier.devices.engine_probe import Question, host_memory, list_devices, question_of
+from pannier.devices.listing import parse_device_list
 
 MIB = 1024 * 1024
 PATIENCE = 10.0
@@ -81,6 +83,32 @@ def test_what_is_no_list_is_no_answer(text):
     assert parse_device_list(text) is None
 
 
+def test_a_vulkan_device_that_shares_the_host_s_memory_is_told_apart():
+    text = (
+        "ggml_vulkan: 0 = AMD Radeon 8060S (RADV GFX1151) (radv) | uma: 1 | fp16: 1\n"
+        "ggml_vulkan: 1 = AMD Radeon RX 7900 (RADV NAVI31) (radv) | uma: 0 | fp16: 1\n"
+        "Available devices:\n"
+        "  Vulkan0: AMD Radeon 8060S (98304 MiB, 97000 MiB free)\n"
+        "  Vulkan1: AMD Radeon RX 7900 (24560 MiB, 24504 MiB free)\n"
+    )
+    devices = parse_device_list(text)
+    assert devices is not None
+    assert [device.unified for device in devices] == [True, False]
+
+
+def test_apple_s_memory_is_the_host_s():
+    devices = parse_device_list(METAL)
+    assert devices is not None
+    assert devices[0].unified
+
+
+def test_a_label_that_is_there_twice_means_one_device():
+    text = "Available devices:\n  RPC0: a (1 MiB, 1 MiB free)\n  RPC0: b (2 MiB, 2 MiB free)\n"
+    devices = parse_device_list(text)
+    assert devices is not None
+    assert [device.name for device in devices] == ["a"]
+
+
 # --- real processes -------------------------------------------------------------------------------
 
 
@@ -91,17 +119,23 @@ def program(folder: Path, body: str) -> str:
     return str(path)
 
 
+def asked(server, env=os.environ, rpc=()):
+    return Question(server=server, rpc=rpc, env=dict(env))
+
+
 async def test_an_engine_is_asked_with_its_rpc_endpoints_and_environment(tmp_path):
     body = f"print({CUDA!r})\npathlib.Path({str(tmp_path / 'seen')!r}).write_text("
     body += "repr(sys.argv[1:]) + os.environ['A'] + str('HOME' in os.environ))"
-    inventory = await probe(program(tmp_path, body), rpc=["a:1", "b:2"], env={"A": "!"})
-    assert (inventory.engine_backend, len(inventory.devices), inventory.notes) == ("cuda", 2, ())
+    answer = await list_devices(asked(program(tmp_path, body), {"A": "!"}, ("a:1", "b:2")))
+    assert answer.devices is not None
+    assert [device.label for device in answer.devices] == ["CUDA0", "CUDA1"]
+    assert answer.reason is None
     assert (tmp_path / "seen").read_text() == "['--rpc', 'a:1,b:2', '--list-devices']!False"
 
 
-async def test_ap_9_an_engine_that_lists_none_is_a_machine_without_gpus(tmp_path):
-    inventory = await probe(program(tmp_path, f"print({NONE!r})"), env=os.environ)
-    assert (inventory.engine_backend, inventory.devices) == ("cpu", ())
+async def test_ap_9_an_engine_that_lists_none_has_answered(tmp_path):
+    answer = await list_devices(asked(program(tmp_path, f"print({NONE!r})")))
+    assert (answer.devices, answer.reason) == ((), None)
 
 
 @pytest.mark.parametrize(
@@ -110,30 +144,28 @@ async def test_ap_9_an_engine_that_lists_none_is_a_machine_without_gpus(tmp_path
         ("sys.exit('cannot open libcuda.so')", "cannot open libcuda.so"),
         ("print('nonsense')", "nonsense"),
         ("sys.stdout.buffer.write(bytes(range(256)) * 100)", ""),
-        ("os.abort()", ""),
-        ("pass", ""),
+        ("os.abort()", "SIGABRT"),
+        ("pass", "exit code 0"),
     ],
 )
-async def test_ap_9_an_engine_that_does_not_answer_is_unknown_and_not_without_gpus(
-    tmp_path, body, says
-):
-    inventory = await probe(program(tmp_path, body), env=os.environ)
-    assert (inventory.engine_backend, inventory.devices) == ("unknown", ())
-    assert inventory.notes[0].startswith("the engine did not list its devices: ")
-    assert says in inventory.notes[0]
+async def test_ap_9_an_engine_that_says_no_list_has_not_answered(tmp_path, body, says):
+    answer = await list_devices(asked(program(tmp_path, body)))
+    assert answer.devices is None
+    assert answer.reason
+    assert says in answer.reason
 
 
-@pytest.mark.parametrize("kind", ["missing", "folder", "no program"])
-async def test_ap_9_an_engine_that_cannot_be_started_is_unknown(tmp_path, kind):
+@pytest.mark.parametrize("kind", ["missing", "folder", "no program", "bad environment"])
+async def test_ap_9_an_engine_that_cannot_be_started_has_not_answered(tmp_path, kind):
     path = tmp_path / "x"
     if kind == "folder":
         path.mkdir()
     elif kind == "no program":
         path.write_bytes(b"\x7fELF nonsense")
         path.chmod(0o755)
-    inventory = await probe(str(path), env={})
-    assert inventory.engine_backend == "unknown"
-    assert inventory.notes
+    answer = await list_devices(asked(str(path), {"A": "\0"} if kind == "bad environment" else {}))
+    assert answer.devices is None
+    assert answer.reason
 
 
 async def test_ap_9_an_engine_that_hangs_is_ended_with_all_that_it_started(tmp_path):
@@ -143,12 +175,33 @@ async def test_ap_9_an_engine_that_hangs_is_ended_with_all_that_it_started(tmp_p
     body += f"pathlib.Path({str(pids)!r}).write_text(f'{{os.getpid()}} {{child.pid}}')\n"
     body += f"print({CUDA!r}, flush=True)\ntime.sleep(300)"
     began = time.monotonic()
-    inventory = await probe(program(tmp_path, body), env=os.environ, seconds=1.5)
+    answer = await list_devices(asked(program(tmp_path, body)), seconds=1.5)
     assert time.monotonic() - began < PATIENCE
-    assert inventory.engine_backend == "unknown"
+    assert answer.devices is None
+    assert answer.reason is not None
+    assert "took too long" in answer.reason
     for pid in map(int, pids.read_text().split()):
         if psutil.pid_exists(pid):
             assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_report_3_everybody_asks_in_the_order_of_the_pci_bus_unless_the_config_says_otherwise(
+    tmp_path,
+):
+    """gst#1633: CUDA's own order is by speed, nvidia-smi's by bus."""
+    server = program(tmp_path, "")
+    question = question_of(server, Engine(), {"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "A": "b"})
+    assert question.env == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "A": "b"}
+    own = Engine(env={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
+    assert question_of(server, own, {}).env["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+
+
+def test_another_build_under_the_same_name_is_another_question(tmp_path):
+    server = program(tmp_path, "")
+    before = question_of(server, Engine(), {})
+    assert question_of(server, Engine(), {}) == before
+    program(tmp_path, "# a newer one")
+    assert question_of(server, Engine(), {}) != before
 
 
 # --- memory of the host ---------------------------------------------------------------------------

@@ -216,5 +216,5 @@ def test_a_model_without_a_place_is_shown_and_not_waited_for():
 def test_the_list_has_the_keys_that_clients_read():
     made = json.loads(msgspec.json.encode(listing(snapshot_of(), 0.0)))
     assert list(made) == ["object", "ready", "generation", "host", "config", "data"]
-    assert list(made["config"]) == ["path", "loaded_at", "problems"]
+    assert list(made["config"]) == ["path", "loaded_at", "problems", "notes"]
     assert [each["id"] for each in made["data"]] == ["a", "b"]
