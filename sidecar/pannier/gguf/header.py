@@ -301,7 +301,7 @@ class _Reader:
                 raise GgufError(
                     f'the data of "{tensor.name}" end at byte {place + tensor.size}, but the file '
                     f"has {size}: it is not complete",
-                    offset=place,
+                    offset=min(place, size),
                 )
             place = _padded(place + tensor.size, self._alignment)
 
