@@ -119,7 +119,7 @@ def _value(value: Value) -> bytes:
 
 def _array(values: Sequence[int] | Sequence[float] | Sequence[str]) -> bytes:
     if all(isinstance(one, bool) for one in values):
-        kind, raw = _BOOL, bytes(values)
+        kind, raw = _BOOL, bytes(map(bool, values))
     elif all(isinstance(one, int) for one in values):
         kind, raw = _I32, struct.pack(f"<{len(values)}i", *values)
     elif all(isinstance(one, float) for one in values):

@@ -28,17 +28,17 @@ MODELS = {**DENSE, **UNEVEN, **EXPERTS, **RECURRENT, **ENCODERS}
 __all__ = ["EXPERTS", "MODELS", "PROJECTORS", "WHOLE", "Cut", "header_of", "make", "write"]
 
 
-def make(name: str, cut: Cut = WHOLE) -> GgufWriter:
-    """A model or projector by name, whole or `cut` down."""
-    return (MODELS | PROJECTORS)[name](cut)
+def make(name: str, cut: Cut = WHOLE, **changed: int) -> GgufWriter:
+    """A model or projector by name, whole or `cut` down, with single dimensions `changed`."""
+    return (MODELS | PROJECTORS)[name](cut, **changed)
 
 
-def write(folder: Path, name: str, cut: Cut = WHOLE) -> Path:
+def write(folder: Path, name: str, cut: Cut = WHOLE, **changed: int) -> Path:
     """The file of a model in `folder`; it is as large as the real one, and takes no disk."""
-    return make(name, cut).write(folder / f"{name}.gguf")
+    return make(name, cut, **changed).write(folder / f"{name}.gguf")
 
 
-def header_of(name: str, cut: Cut = WHOLE) -> Header:
+def header_of(name: str, cut: Cut = WHOLE, **changed: int) -> Header:
     """What the reader makes of a model, without a file."""
-    writer = make(name, cut)
+    writer = make(name, cut, **changed)
     return read_header(io.BytesIO(writer.header()), writer.size)
