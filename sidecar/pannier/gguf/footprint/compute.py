@@ -1,0 +1,170 @@
+"""The compute buffers: what one process reserves on each device for the largest graph it runs.
+
+A buffer holds, for every token of a micro-batch: the rows that pass from layer to layer, the widest
+stage of a layer, and on the last device the logits; and beside them the attention masks, which grow
+with the context. Devices that work in a pipeline keep four copies of whatever comes in from
+outside. After `llama_context::sched_reserve` and ggml's graph allocator (src/llama-context.cpp,
+ggml/src/ggml-alloc.c, ggml-backend.cpp); the counts of rows are what b11434's allocation-free
+planner reserves, over all families that are known here.
+
+Must not: depend on which layers a device has, only on its place in the row.
+"""
+
+import msgspec
+
+from pannier.gguf.footprint.cache import Cells
+from pannier.gguf.footprint.shape import Shape
+from pannier.gguf.footprint.values import LaunchSettings
+from pannier.gguf.footprint.widths import Widths
+
+F32 = 4
+COPIES = 4
+"""GGML_SCHED_MAX_COPIES, ggml/src/ggml-backend.cpp: copies of inputs in a pipeline."""
+
+FIRST_ROWS = 4
+"""Rows of a token on the device where the embeddings enter: they come three times (token, vector
+and mixed input, `build_inp_embd`), and one is alive beside the layer's own."""
+
+ROWS = 2
+"""Rows of a token on any other device: the layer's input, and what it adds to it."""
+
+ENTERING = 3
+CROSSING = 2
+"""Rows that come from outside, and are kept in every copy: at the embeddings, and between two
+devices (a layer's input and the norm of it)."""
+
+HOST_ROWS = 4
+HOST_ROWS_COPIED = 10
+"""Rows of a token in pinned RAM when all layers are on devices: without and with a pipeline."""
+
+SLACK = 1 << 18
+"""Bytes for positions, indices and alignment, too small to count one by one."""
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers of one launch that set its buffers; bytes but for `tokens` and `outputs`.
+
+    `masks` are the attention masks and the places of V, `scores` the largest matrix of scores or a
+    cache made anew, `copies` of inputs, `entering`: the embeddings enter on a device.
+    """
+
+    tokens: int
+    outputs: int
+    masks: int
+    scores: int
+    copies: int
+    entering: bool
+
+
+def load_of(
+    shape: Shape,
+    widths: Widths,
+    settings: LaunchSettings,
+    cells: Cells,
+    fused: bool,
+    piped: bool,
+    whole: bool,
+    widened: tuple[int, int] = (0, 0),
+) -> Load:
+    """What a launch asks of every device. `whole`: all layers are on devices.
+
+    `widened` are the bytes per element of K and of V that a fused attention makes anew.
+    """
+    tokens = min(cells.ubatch, cells.per_stream * cells.streams)
+    masks, scores = _masks(shape, widths, cells, fused, tokens)
+    if fused and any(widened):
+        scores = _widened(shape, cells, widened)
+    outputs = settings.outputs
+    if outputs is None:
+        outputs = cells.slots if settings.pooling == "none" else cells.batch
+    return Load(
+        tokens=tokens,
+        outputs=min(max(1, outputs), tokens),
+        masks=masks,
+        scores=scores,
+        copies=COPIES if piped else 1,
+        entering=whole,
+    )
+
+
+def _masks(shape: Shape, widths: Widths, cells: Cells, fused: bool, tokens: int) -> tuple[int, int]:
+    """Bytes of the masks and of the largest scores. Without flash attention both are in f32."""
+    cached = [il for il in range(shape.trunk) if shape.cached[il]]
+    wide = any(not shape.sliding[il] for il in cached)
+    narrow = any(shape.sliding[il] for il in cached)
+    columns, narrow_columns = cells.per_stream, cells.narrow
+    if not any(shape.cached) and not any(shape.recurrent):
+        wide, narrow = True, any(shape.sliding)
+        columns = narrow_columns = tokens
+    element = F32 // 2 if fused else F32
+    masks = element * tokens * (columns * wide + narrow_columns * narrow)
+    if fused:
+        return masks, 0
+    masks += 2 * F32 * tokens * widths.value * (wide + narrow) * any(shape.cached)
+    scores = max(widths.heads * columns * wide, widths.narrow_heads * narrow_columns * narrow)
+    return masks, F32 * tokens * scores
+
+
+def _widened(shape: Shape, cells: Cells, widened: tuple[int, int]) -> int:
+    """Bytes of the largest layer's K and V made anew; MLA's V is a part of its K."""
+    k, v = widened
+    v = 0 if shape.compressed else v
+    return cells.streams * max(
+        (
+            (k * shape.k[il] + v * shape.v[il])
+            * (cells.narrow if shape.sliding[il] else cells.per_stream)
+            for il in range(shape.trunk)
+            if shape.cached[il]
+        ),
+        default=0,
+    )
+
+
+def device_bytes(
+    shape: Shape, widths: Widths, load: Load, cells: Cells, first: bool, last: bool
+) -> int:
+    """The compute buffer of a device by its place; `last` has the output layer."""
+    token = F32 * load.tokens
+    enters = first and load.entering
+    rows = (FIRST_ROWS if enters else ROWS) * shape.embd
+    if enters:
+        rows += 3 * (widths.input - shape.embd)
+    if load.copies > 1:
+        entering = ENTERING * widths.input + COPIES * 0 if enters else CROSSING * shape.embd
+        rows += load.copies * entering + (0 if enters else shape.embd)
+        rows += load.copies * (widths.returning if first else widths.crossing)
+    stage = token * widths.stage + widths.state * cells.slots
+    if load.scores:
+        stage = max(stage, load.scores + token * widths.beside)
+    if last:
+        stage = max(stage, F32 * load.outputs * (shape.vocab + shape.embd))
+    held = token * widths.held * load.copies
+    return token * rows + stage + held + load.masks * load.copies + SLACK
+
+
+def host_bytes(
+    shape: Shape,
+    widths: Widths,
+    load: Load,
+    cells: Cells,
+    *,
+    layers: bool,
+    experts: bool,
+    attends: bool,
+    output: bool,
+) -> int:
+    """The compute buffer of the host: `layers` of its own, `experts` of others, or their caches."""
+    token = F32 * load.tokens
+    rows = HOST_ROWS_COPIED if load.copies > 1 else HOST_ROWS
+    size = token * rows * widths.input + load.masks * load.copies + SLACK
+    size += token * widths.held
+    if not (layers or experts or attends):
+        return size
+    stage = token * widths.experts if experts else 0
+    if layers:
+        stage = max(stage, token * widths.stage + widths.state * cells.slots)
+    if attends or layers:
+        stage = max(stage, load.scores + token * widths.beside)
+    if output:
+        stage = max(stage, F32 * load.outputs * (shape.vocab + shape.embd))
+    return size + stage + token * shape.embd

@@ -1,0 +1,55 @@
+"""How llama.cpp divides the units of a model among devices: `-ngl` and `-ts`, to the bit.
+
+Units are the layers in their order and then the output layer. The last `-ngl` of them go on
+devices; each goes to the first device whose share, summed up and divided by the sum of all, is
+above the unit's place, in float32 (`std::upper_bound` in `llama_model_base::load_tensors`,
+src/llama-model.cpp, b11434). Integers that add up to the units give exactly those counts.
+
+Must not: know what a unit weighs.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from struct import Struct
+
+_FLOAT = Struct("f")
+
+
+def on_devices(units: int, gpu_layers: int | None, devices: int) -> int:
+    """How many of the units go on devices; counted from the end, the output layer first."""
+    if devices == 0:
+        return 0
+    return units if gpu_layers is None or gpu_layers < 0 else min(gpu_layers, units)
+
+
+def counts(units: int, shares: Sequence[int]) -> tuple[int, ...]:
+    """Units of each device when `units` are put on devices with these `-ts` shares.
+
+    Shares that are all zero, or negative ones, count as equal: what llama.cpp does with them
+    depends on the memory that is free in that moment.
+    """
+    if len(shares) == 1 or units == 0:
+        return (units, *(0,) * (len(shares) - 1)) if shares else ()
+    if not any(shares) or min(shares) < 0:
+        shares = (1,) * len(shares)
+    if sum(shares) == units and 0 not in shares:
+        return tuple(shares)  # whole units: no unit's place is within a rounding of an edge
+    total, sums = 0.0, []
+    for share in shares:
+        total = _single(total + _single(share))
+        sums.append(total)
+    edges = [_single(sum_ / total) for sum_ in sums]
+    found = [0] * len(shares)
+    for unit in range(units):
+        place = _single(_single(unit) / _single(units))
+        found[min(bisect_right(edges, place), len(shares) - 1)] += 1
+    return tuple(found)
+
+
+def _single(value: float) -> float:
+    """The nearest float32; infinity where there is none."""
+    try:
+        single: float = _FLOAT.unpack(_FLOAT.pack(value))[0]
+    except OverflowError:
+        return float("inf")
+    return single
