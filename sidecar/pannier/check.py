@@ -17,7 +17,8 @@ from pannier import __version__
 from pannier.config.load import parse
 from pannier.config.read_file import read_keys, read_now
 from pannier.config.schema import Config, schema_json
-from pannier.devices.engine_probe import asking_environment, host_memory, question_of
+from pannier.devices.engine_probe import asking_environment, question_of
+from pannier.devices.host import host_memory
 from pannier.devices.inventory import Inventory, with_reserves
 from pannier.devices.inventory_file import parse_inventory
 from pannier.devices.join import join

@@ -9,12 +9,11 @@ Must not: plan, or keep anything.
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
 from pannier.config.schema import Engine
-from pannier.devices.inventory import DEVICE_ORDER, HostMemory
+from pannier.devices.inventory import DEVICE_ORDER
 from pannier.devices.listing import EngineList, parse_device_list
 from pannier.engine.process import run
 
@@ -69,19 +68,3 @@ async def list_devices(question: Question, *, seconds: float = PROBE_SECONDS) ->
     if ended.timed_out or listed is None:
         return EngineList(reason=": ".join(filter(None, (ended.reason(), ended.tail(1)))))
     return EngineList(devices=listed)
-
-
-def host_memory(meminfo: Path = Path("/proc/meminfo")) -> HostMemory:
-    """RAM by /proc/meminfo; zeros on systems without it."""
-    try:
-        lines = meminfo.read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return HostMemory()
-    kib = {
-        key: int(rest.split()[0])
-        for key, _, rest in (line.partition(":") for line in lines)
-        if rest
-    }
-    return HostMemory(
-        total=kib.get("MemTotal", 0) * 1024, available=kib.get("MemAvailable", 0) * 1024
-    )

@@ -18,7 +18,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol, Self
 
-from pannier.devices.engine_probe import Question, host_memory, list_devices
+from pannier.devices.engine_probe import Question, list_devices
+from pannier.devices.host import host_memory
 from pannier.devices.inventory import Inventory
 from pannier.devices.join import Ours
 from pannier.devices.listing import EngineList

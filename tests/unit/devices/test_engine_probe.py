@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from pannier.config.schema import Engine
-from pannier.devices.engine_probe import Question, host_memory, list_devices, question_of
+from pannier.devices.engine_probe import Question, list_devices, question_of
 from pannier.devices.listing import parse_device_list
 
 MIB = 1024 * 1024
@@ -202,21 +202,3 @@ def test_another_build_under_the_same_name_is_another_question(tmp_path):
     assert question_of(server, Engine(), {}) == before
     program(tmp_path, "# a newer one")
     assert question_of(server, Engine(), {}) != before
-
-
-# --- memory of the host ---------------------------------------------------------------------------
-
-
-def test_the_memory_of_the_host_is_read_in_bytes(tmp_path):
-    path = tmp_path / "meminfo"
-    path.write_text("MemTotal:       1000 kB\nMemFree: 5 kB\nMemAvailable:    600 kB\n")
-    memory = host_memory(path)
-    assert (memory.total, memory.available) == (1000 * 1024, 600 * 1024)
-
-
-@pytest.mark.parametrize("content", [None, "", "MemTotal:\nx\n: 5 kB\n"])
-def test_a_host_that_tells_nothing_is_not_known(tmp_path, content):
-    path = tmp_path / "meminfo"
-    if content is not None:
-        path.write_text(content)
-    assert host_memory(path).total == 0
