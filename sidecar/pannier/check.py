@@ -23,7 +23,8 @@ from pannier.devices.inventory import Inventory, with_reserves
 from pannier.devices.inventory_file import parse_inventory
 from pannier.devices.join import join
 from pannier.devices.listing import EngineList
-from pannier.devices.monitor import Monitor, NoNvml
+from pannier.devices.monitor import Monitor
+from pannier.devices.nvml import Nvml
 from pannier.devices.table import inventory_lines
 from pannier.engine.locate import find_llama_server
 from pannier.errors import ConfigError, EngineError, PannierError, Problem
@@ -115,7 +116,7 @@ async def inventory(config: Config, base: Path) -> Inventory:
     if server is None:
         found = await _without_engine(asking_environment(config.engine, environ))
     else:
-        async with Monitor(NoNvml(), pause_s=delay_s) as monitor:
+        async with Monitor(Nvml(), pause_s=delay_s) as monitor:
             found = await monitor.inventory(question_of(server, config.engine, environ))
     return with_reserves(found, config.memory.reserve)
 
@@ -130,7 +131,7 @@ def _server(config: Config, base: Path) -> str | None:
 
 async def _without_engine(environ: Mapping[str, str]) -> Inventory:
     """What NVML sees, which is not planned on: only an engine says what it can use."""
-    nvml = NoNvml()
+    nvml = Nvml()
     try:
         reading = await nvml.read()
     finally:

@@ -26,9 +26,11 @@ from pannier.config.schema import split_listen
 from pannier.config.watch import Signature, has_settled, hints
 from pannier.devices.inventory import Inventory, same_devices
 from pannier.devices.join import Ours
-from pannier.devices.monitor import Monitor, NoNvml
+from pannier.devices.monitor import Monitor
+from pannier.devices.nvml import Nvml
 from pannier.errors import ConfigError, PannierError, Problem
 from pannier.fleet.backoff import delay_s
+from pannier.fleet.holdings import holdings
 from pannier.fleet.host import Workplace, launcher_command
 from pannier.fleet.loop import RELOAD_DRAIN_S, Desired, Fleet
 from pannier.fleet.ports import Ports
@@ -102,7 +104,8 @@ class Service:
 
     def ours(self) -> Ours:
         """What our engines hold (for the monitor of devices)."""
-        return ours_of(self.snapshots.value)
+        snapshot = self.snapshots.value
+        return holdings(snapshot.plan, snapshot.fleet)
 
     def is_changing(self) -> bool:
         """Whether memory is moving: something loads or leaves, or does not quite fit."""
@@ -214,26 +217,6 @@ class Service:
         self.snapshots.publish(msgspec.structs.replace(self.snapshots.value, stopping=True))
 
 
-def ours_of(snapshot: Snapshot) -> Ours:
-    """What our engines hold: their process ids, and by label what is planned for those in memory.
-
-    Those that load hold a part of it; counted whole, nobody plans on what they are about to take.
-    """
-    expected: dict[str, int] = {}
-    views = [each for group in snapshot.fleet.groups for each in group.instances]
-    for view in views:
-        if view.phase not in ("ready", "loading"):
-            continue
-        with contextlib.suppress(KeyError, StopIteration):
-            planned = snapshot.plan.instance(view.id)
-            shares = planned.tensor_split or tuple(1 for _ in planned.devices)
-            for label, share in zip(planned.devices, shares, strict=True):
-                part = planned.bytes_needed * share // max(1, sum(shares))
-                expected[label] = expected.get(label, 0) + part
-    pids = frozenset(view.pid for view in views if view.pid is not None)
-    return Ours(pids=pids, expected=expected)
-
-
 @contextlib.asynccontextmanager
 async def running(options: Options) -> AsyncIterator[Service]:
     """A Pannier that serves for as long as the block runs, and leaves nothing behind.
@@ -244,7 +227,7 @@ async def running(options: Options) -> AsyncIterator[Service]:
     with hold(state, runtime_folder(os.environ, state)) as store:
         env = child_environment(os.environ)
         path = options.config.absolute()
-        async with Monitor(NoNvml(), pause_s=delay_s) as monitor:
+        async with Monitor(Nvml(), pause_s=delay_s) as monitor:
             preparer = Preparer(path, env, launcher_command(store.socket), monitor)
             content = await read_settled(path)
             prepared = await preparer.prepare(content)

@@ -23,15 +23,22 @@ from pannier.devices.masks import (
 )
 from pannier.devices.matching import is_same_order, match_cards
 from pannier.devices.reading import Card, NvmlReading
+from pannier.devices.usage import Use, used_by
+
+_BY_DIFFERENCE = (
+    "NVML does not tell which processes hold the memory (in a container, or in WSL): what our"
+    " models should hold is taken off, the rest is others'"
+)
 
 _Pairs = dict[str, Card]
 """Engine label -> the card that it is."""
 
 
 class Ours(msgspec.Struct, frozen=True, kw_only=True):
-    """What our engines are known to hold: their process ids, and bytes by label as planned.
+    """What our engines are known to hold: their process ids, and bytes by device as planned.
 
-    The plan's bytes stand in where nobody tells who holds what.
+    A device is named by its UUID, or its label where it has none. The plan's bytes stand in where
+    nobody tells who holds what.
     """
 
     pids: frozenset[int] = frozenset()
@@ -61,11 +68,9 @@ def join(
     known = tuple(_with_card(each, pairs.get(each.label)) for each in listed.devices)
     parts, more = _other_instances(known, pairs, reading, environ)
     found = from_engine((*known, *parts), host, (*notes, *uncertain, *more))
-    taken = [pairs[each.label] for each in found.devices if each.label in pairs]
-    loose = sum(each.backend == "cuda" and each.label not in pairs for each in found.devices)
-    unused, why_unused = _unused(
-        reading.cards, taken, environ, _why_not_offered(found), as_many_are_used=loose
-    )
+    unused, why_unused = _unused(reading.cards, found.devices, environ, _why_not_offered(found))
+    if found.engine_backend == "rocm" and (note := rocm_note(environ)):
+        why_unused = (*why_unused, note)
     measured = msgspec.structs.replace(
         found, notes=(*found.notes, *why_unused), unused=unused, read_at=read_at
     )
@@ -81,14 +86,30 @@ def with_memory(
     read_at: float | None = None,
 ) -> Inventory:
     """The same devices with what is free and who holds the rest, by a reading of this moment."""
-    cards = {card.uuid: card for card in reading.cards if card.uuid}
-    devices = tuple(
-        _measured(each, cards.get(each.uuid or ""), host, ours) for each in inventory.devices
+    held = {each.uuid: ours.expected.get(each.uuid, 0) for each in inventory.devices if each.uuid}
+    uses = used_by(reading, ours.pids, held)
+    told = {
+        card.uuid: (card, use)
+        for card, use in zip(reading.cards, uses, strict=True)
+        if card.uuid in held
+    }
+    devices = []
+    for each in inventory.devices:
+        card, use = told.get(each.uuid or "", (None, Use()))
+        us = use.by_us
+        if us is None:
+            us = ours.expected.get(each.uuid or each.label, 0)
+        devices.append(_measured(each, card, host, us))
+    notes = [note for note in inventory.notes if note != _BY_DIFFERENCE]
+    if any(use.how == "difference" for _, use in told.values()):
+        notes.append(_BY_DIFFERENCE)
+    return msgspec.structs.replace(
+        inventory, devices=tuple(devices), host=host, notes=tuple(notes), read_at=read_at
     )
-    return msgspec.structs.replace(inventory, devices=devices, host=host, read_at=read_at)
 
 
-def _measured(device: Device, card: Card | None, host: HostMemory, ours: Ours) -> Device:
+def _measured(device: Device, card: Card | None, host: HostMemory, ours: int) -> Device:
+    """`ours`: bytes of it that are ours. What is neither free nor ours is others'."""
     free = device.free
     if device.unified and host.available:
         free = host.available
@@ -96,21 +117,8 @@ def _measured(device: Device, card: Card | None, host: HostMemory, ours: Ours) -
         free = card.free
     free = min(free, device.total)
     used = device.total - free
-    us = _held(card, ours.pids) if card is not None else None
-    if us is None:
-        us = ours.expected.get(device.label, 0)
-    us = min(us, used)
+    us = min(ours, used)
     return msgspec.structs.replace(device, free=free, used_by_us=us, used_by_others=used - us)
-
-
-def _held(card: Card, pids: frozenset[int]) -> int | None:
-    """Bytes that processes of ours hold of a card; None when the driver does not tell."""
-    if card.processes is None:
-        return None
-    mine = [process for process in card.processes if process.pid in pids]
-    if any(process.bytes is None for process in mine) or (pids and not mine and card.processes):
-        return None
-    return sum(process.bytes or 0 for process in mine)
 
 
 def _pair(
@@ -188,13 +196,16 @@ def _of_card(card: Card, label: str) -> Device:
 
 def _unused(
     cards: Sequence[Card],
-    taken: Sequence[Card],
+    taken: Sequence[Device],
     environ: Mapping[str, str],
     why: str,
-    as_many_are_used: int = 0,
 ) -> tuple[tuple[Device, ...], tuple[str, ...]]:
-    """The cards that nobody can be placed on, and why. `as_many_are_used`: by whom is not known."""
-    uuids = {card.uuid for card in taken}
+    """The cards that nothing can be placed on, and why.
+
+    Of cards that may be a device whose card is not certain, as many are left out as there are such.
+    """
+    uuids = {device.uuid for device in taken}
+    uncertain = sum(device.backend == "cuda" and not device.uuid for device in taken)
     left = [card for card in cards if card.uuid not in uuids or card.uuid is None]
     allowed = allowed_cards(cards, environ)
     devices, notes = [], []
@@ -203,8 +214,8 @@ def _unused(
             reason = "; ".join(card.problems) or "CUDA cannot run on it"
         elif card not in allowed:
             reason = f"hidden by {mask_words(environ)}"
-        elif as_many_are_used > 0:
-            as_many_are_used -= 1
+        elif uncertain > 0:
+            uncertain -= 1
             continue
         else:
             reason = why
@@ -233,8 +244,6 @@ def _notes_on_reading(reading: NvmlReading, environ: Mapping[str, str]) -> tuple
         for problem in card.problems
     ]
     if not reading.cards and (note := container_note(environ)):
-        notes.append(note)
-    if note := rocm_note(environ):
         notes.append(note)
     return tuple(notes)
 

@@ -35,7 +35,7 @@ WHILE_RESIDENT_S = 30.0
 """While models are in memory and nothing moves: soon enough to say that a card was lost."""
 
 
-class Nvml(Protocol):
+class NvmlReader(Protocol):
     """What reads NVML: bounded in time, never raising (see nvml.py)."""
 
     async def read(self) -> NvmlReading:
@@ -43,17 +43,6 @@ class Nvml(Protocol):
 
     def close(self) -> None:
         """Ends it without waiting for a driver that hangs."""
-
-
-class NoNvml:
-    """A machine whose NVIDIA cards nobody asks for."""
-
-    async def read(self) -> NvmlReading:
-        """Nothing was ever there."""
-        return NvmlReading(absent=True)
-
-    def close(self) -> None:
-        """Nothing to end."""
 
 
 class Residents(Protocol):
@@ -81,7 +70,7 @@ class Monitor:
 
     def __init__(
         self,
-        nvml: Nvml,
+        nvml: NvmlReader,
         *,
         pause_s: Callable[[int, float], float],
         ask: _Ask = list_devices,

@@ -13,7 +13,8 @@ import pytest
 
 from pannier.check import inventory
 from pannier.config.load import parse
-from pannier.devices.monitor import Monitor, NoNvml
+from pannier.devices.monitor import Monitor
+from pannier.devices.nvml import Nvml
 from pannier.fleet.backoff import delay_s
 from pannier.fleet.process import child_environment
 from pannier.reload import Preparer
@@ -46,7 +47,7 @@ async def test_plan_and_serve_ask_the_engine_the_same(
     env = child_environment(os.environ)
 
     shown = await inventory(parse(config), tmp_path)
-    async with Monitor(NoNvml(), pause_s=delay_s) as monitor:
+    async with Monitor(Nvml(), pause_s=delay_s) as monitor:
         preparer = Preparer(tmp_path / "config.toml", env, ("launcher",), monitor)
         run = (await preparer.prepare(config)).plan
 

@@ -3,7 +3,16 @@
 import msgspec
 import pytest
 
-from pannier.devices.inventory import Device, HostMemory, backend_of, from_engine
+from pannier.devices.inventory import (
+    DEFAULT_RESERVE,
+    Device,
+    HostMemory,
+    backend_of,
+    from_engine,
+    in_order,
+    same_devices,
+    with_reserves,
+)
 
 HOST = HostMemory(total=1 << 36, available=1 << 35)
 
@@ -48,6 +57,35 @@ def test_a_software_renderer_has_no_memory_and_is_not_used():
     assert inventory.notes == ("Vulkan1 has no memory: not used",)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["llvmpipe (LLVM 19.1.1, 256 bits)", "lavapipe", "SwiftShader Device", "softpipe",
+     "Microsoft Basic Render Driver"],
+)  # fmt: skip
+def test_a_software_renderer_is_the_cpu_however_much_memory_it_claims(name):
+    renderer = msgspec.structs.replace(device("Vulkan1"), name=name)
+    inventory = from_engine((device("Vulkan0"), renderer), HOST)
+    assert [d.label for d in inventory.devices] == ["Vulkan0"]
+    assert name in inventory.notes[0]
+    assert from_engine((renderer,), HOST).engine_backend == "cpu"
+
+
+def test_the_cpu_in_a_list_of_devices_is_none():
+    assert from_engine((device("CPU"),), HOST).devices == ()
+
+
+@pytest.mark.parametrize(
+    ("labels_", "chosen"),
+    [
+        (("Vulkan0", "ROCm0"), "rocm"), (("SYCL0", "Vulkan0"), "sycl"),
+        (("MTL0", "Vulkan0"), "metal"), (("ROCm0", "CUDA0"), "cuda"), (("SYCL0", "MTL0"), "metal"),
+        (("RPC0", "Vulkan0"), "vulkan"),
+    ],
+)  # fmt: skip
+def test_the_best_backend_of_a_machine_is_used(labels_, chosen):
+    assert labels(*labels_).engine_backend == chosen
+
+
 def test_a_kind_of_device_that_is_not_known_is_said_in_words():
     inventory = labels("CANN0")
     assert inventory.devices == ()
@@ -69,3 +107,56 @@ def test_a_device_is_found_by_index_label_or_uuid():
         assert inventory.find(name) == inventory.devices[0]
     for name in (2, "0", "cuda0", ""):
         assert inventory.find(name) is None
+
+
+def test_the_start_of_a_uuid_is_enough_when_it_means_one_card():
+    one, other = "GPU-8932f937-d72c", "GPU-8932f937-aaaa"
+    inventory = from_engine((device("CUDA0", uuid=one), device("CUDA1", uuid=other)), HOST)
+    assert inventory.find("GPU-8932f937-d") == inventory.devices[0]
+    assert inventory.find("GPU-8932f937") is None
+    assert from_engine((device("CUDA0", uuid=one),), HOST).find("GPU-8932f93") is None
+
+
+def test_cards_stand_in_the_order_of_the_bus_where_every_bus_is_known():
+    buses = ("0000:41:00.0", "0000:01:00.0", "0001:00:00.0", None)
+    cards = [device(f"CUDA{at}", pci=bus) for at, bus in enumerate(buses)]
+    assert [each.label for each in in_order(cards[:3])] == ["CUDA1", "CUDA0", "CUDA2"]
+    assert [each.label for each in in_order(cards)] == ["CUDA0", "CUDA1", "CUDA2", "CUDA3"]
+    assert [each.index for each in in_order(cards)] == [0, 1, 2, 3]
+
+
+def test_what_others_hold_and_what_is_kept_free_is_no_capacity():
+    card = device("CUDA0", total=100, used_by_us=30, used_by_others=20, reserve=10)
+    assert card.capacity == 70
+    assert msgspec.structs.replace(card, used_by_others=200).capacity == 0
+
+
+def test_a_reserve_is_for_all_or_by_label_or_uuid():
+    found = from_engine((device("CUDA0", uuid="GPU-1"), device("CUDA1"), device("CUDA2")), HOST)
+    assert [each.reserve for each in with_reserves(found, 7).devices] == [7, 7, 7]
+    table = {"GPU-1": 1, "CUDA1": 2, "CUDA9": 3}
+    kept = [each.reserve for each in with_reserves(found, table).devices]
+    assert kept == [1, 2, DEFAULT_RESERVE]
+
+
+@pytest.mark.parametrize(
+    "change", [{"uuid": "GPU-2"}, {"total": 1}, {"label": "CUDA7"}, {"name": "y"}, {"pci": "p"}]
+)
+def test_another_card_is_another_inventory(change):
+    found = from_engine((device("CUDA0"),), HOST)
+    other = msgspec.structs.replace(
+        found, devices=(msgspec.structs.replace(found.devices[0], **change),)
+    )
+    assert not same_devices(found, other)
+
+
+def test_the_same_cards_at_another_time_are_the_same_devices():
+    found = from_engine((device("CUDA0"),), HOST)
+    full = msgspec.structs.replace(
+        found.devices[0], free=1, used_by_us=5, used_by_others=6, reserve=7
+    )
+    later = msgspec.structs.replace(
+        found, devices=(full,), read_at=9.0, stale="why", notes=("n",), host=HostMemory()
+    )
+    assert same_devices(found, later)
+    assert not same_devices(found, msgspec.structs.replace(found, engine_backend="rocm"))
