@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,7 +24,7 @@ from aiohttp import web
 from pannier.config.read_file import read_settled
 from pannier.config.schema import split_listen
 from pannier.config.watch import Signature, has_settled, hints
-from pannier.devices.inventory import Inventory, same_devices
+from pannier.devices.inventory import Device, Inventory, same_devices
 from pannier.devices.join import Ours
 from pannier.devices.monitor import Monitor
 from pannier.devices.nvml import Nvml
@@ -32,10 +32,13 @@ from pannier.errors import ConfigError, PannierError, Problem
 from pannier.fleet.backoff import delay_s
 from pannier.fleet.holdings import holdings
 from pannier.fleet.host import Workplace, launcher_command
+from pannier.fleet.learned_store import LearnedStore
+from pannier.fleet.learner import Learner
 from pannier.fleet.loop import RELOAD_DRAIN_S, Desired, Fleet
 from pannier.fleet.ports import Ports
 from pannier.fleet.process import child_environment
 from pannier.fleet.store import hold, runtime_folder, state_folder
+from pannier.gguf.measured import Measurement
 from pannier.progress.hub import Latest
 from pannier.reload import Prepared, Preparer
 from pannier.serve.app import make_app
@@ -59,13 +62,20 @@ class Service:
     """A running Pannier. Made by `running`."""
 
     def __init__(
-        self, path: Path, prepared: Prepared, preparer: Preparer, monitor: Monitor, fleet: Fleet
+        self,
+        path: Path,
+        prepared: Prepared,
+        preparer: Preparer,
+        monitor: Monitor,
+        fleet: Fleet,
+        learner: Learner,
     ) -> None:
         self._path = path
         self._preparer = preparer
         self._monitor = monitor
         self._devices = prepared.inventory
         self._fleet = fleet
+        self._learner = learner
         self._wanted = asyncio.Event()
         self._prepared = prepared
         self._content = b""
@@ -90,6 +100,7 @@ class Service:
     def start(self, content: bytes) -> None:
         """Applies the first config."""
         self._content = content
+        self._learner.follow(self)
         self._apply(self._prepared)
         self._monitor.follow(self)
 
@@ -122,6 +133,28 @@ class Service:
             self._devices = inventory
             log.info("the devices of this machine are others now")
             self.reload()
+
+    def learns(self) -> bool:
+        """Whether the config wants loads to be remembered (for the learner)."""
+        return self._prepared.config.memory.learn
+
+    def devices_of(self, labels: Sequence[str]) -> tuple[Device, ...] | None:
+        """The devices of a launch, None when one is gone."""
+        found = [self._prepared.inventory.find(label) for label in labels]
+        there = tuple(device for device in found if device is not None)
+        return there if len(there) == len(found) else None
+
+    def took(self, instance: str, took: Measurement, notes: tuple[str, ...]) -> None:
+        """Shows where a load took other sizes than the rules say, until it takes those again."""
+        before = self.snapshots.value
+        known = {name: said for name, said in before.memory_notes.items() if name != instance}
+        if notes or instance in before.memory_notes:
+            known = {**known, instance: notes} if notes else known
+            self.snapshots.publish(msgspec.structs.replace(before, memory_notes=known))
+
+    async def learn(self) -> None:
+        """The task that remembers what loads took."""
+        await self._learner.run()
 
     async def reloader(self) -> None:
         """The task that reloads: one after the other, and the last edit always wins."""
@@ -232,8 +265,9 @@ async def running(options: Options) -> AsyncIterator[Service]:
             content = await read_settled(path)
             prepared = await preparer.prepare(content)
             place = Workplace(store=store, ports=Ports(), env=env)
-            fleet = Fleet(place, drain_s=options.drain_s)
-            service = Service(path, prepared, preparer, monitor, fleet)
+            learner = Learner(LearnedStore(store.folder))
+            fleet = Fleet(place, drain_s=options.drain_s, loaded=learner.post)
+            service = Service(path, prepared, preparer, monitor, fleet, learner)
             async with _serving(service, fleet):
                 service.start(content)
                 try:
@@ -297,7 +331,7 @@ def _bound(runner: web.AppRunner, wanted: str) -> str:
 async def _tasks(service: Service) -> AsyncIterator[None]:
     tasks = [
         asyncio.create_task(work(), name=work.__name__)
-        for work in (service.watch, service.reloader, service.mirror)
+        for work in (service.watch, service.reloader, service.mirror, service.learn)
     ]
     try:
         yield

@@ -9,6 +9,7 @@ from tests.fakes.host import Machine, files, group, launch
 
 from pannier.errors import LoadError
 from pannier.fleet.owner import GroupOwner, Surroundings
+from pannier.progress.parse import Report
 from pannier.render.argv import Launch
 from pannier.render.llama_swap import GroupLaunch
 
@@ -19,11 +20,13 @@ class Owned:
     def __init__(self, launches: GroupLaunch, machine: Machine) -> None:
         self.machine = machine
         self.learned: list[tuple[str, float]] = []
+        self.measured: list[Report] = []
         self._news = asyncio.Event()
         around = Surroundings(
             make_host=machine.make_host,
             usual_load=lambda path: None,
             remember_load=lambda path, seconds: self.learned.append((path, seconds)),
+            loaded=lambda launch, files, report: self.measured.append(report),
             changed=self._news.set,
             say=lambda line: None,
             tell=lambda line: None,

@@ -10,7 +10,7 @@ Must not: read the config, plan, or know about HTTP.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -26,6 +26,7 @@ from pannier.fleet.view import FleetView
 from pannier.gguf.model_files import ModelFiles
 from pannier.progress.hub import Latest
 from pannier.progress.parse import Report
+from pannier.render.argv import Launch
 from pannier.render.llama_swap import GroupLaunch
 
 RELOAD_DRAIN_S = 30.0
@@ -54,11 +55,21 @@ class Desired:
 
 
 class Fleet:
-    """Runs the groups. An async context: leaving it stops everything, bounded by the drain."""
+    """Runs the groups. An async context: leaving it stops everything, bounded by the drain.
 
-    def __init__(self, workplace: Workplace, *, drain_s: float = RELOAD_DRAIN_S) -> None:
+    `loaded` is called in the loop for each load, soon after it is ready, with what it took.
+    """
+
+    def __init__(
+        self,
+        workplace: Workplace,
+        *,
+        drain_s: float = RELOAD_DRAIN_S,
+        loaded: Callable[[Launch, ModelFiles, Report], None] = lambda *_: None,
+    ) -> None:
         self._place = workplace
         self._drain_s = drain_s
+        self._loaded = loaded
         self._desired = Desired({}, {}, "direct")
         self._owners: dict[int, GroupOwner] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -237,6 +248,7 @@ class Fleet:
             make_host=make_host,
             usual_load=store.usual_load,
             remember_load=store.remember_load,
+            loaded=self._loaded,
             changed=self._changed,
             say=engine_log.info,
             tell=log.info,

@@ -25,6 +25,7 @@ from pannier.fleet.view import GroupView, InstanceView
 from pannier.gguf.model_files import ModelFiles
 from pannier.progress import tracker
 from pannier.progress.parse import Report
+from pannier.render.argv import Launch
 from pannier.render.llama_swap import GroupLaunch
 
 SWAP_DRAIN_S = 300.0
@@ -60,6 +61,7 @@ class Surroundings:
         make_host: Callable[[GroupLaunch, Hooks], Host],
         usual_load: Callable[[str], float | None],
         remember_load: Callable[[str, float], None],
+        loaded: Callable[[Launch, ModelFiles, Report], None],
         changed: Callable[[], None],
         say: Callable[[str], None],
         tell: Callable[[str], None],
@@ -68,6 +70,7 @@ class Surroundings:
         self.make_host = make_host
         self.usual_load = usual_load
         self.remember_load = remember_load
+        self.loaded = loaded
         self.changed = changed
         self.say = say
         self.tell = tell
@@ -169,6 +172,7 @@ class GroupOwner:
             pid=slot.pid,
             port=self._host.port(name) if self._host else None,
             progress=slot.progress,
+            memory=slot.memory,
             failure=member.failure,
             making_room=room,
         )
@@ -387,6 +391,8 @@ class GroupOwner:
             self._cancel_timer("load", report.instance)
             self._later("steady", report.instance, STEADY_S, m.Steady(report.instance))
             self._mail.put_nowait(m.Ready(report.instance))
+        if slot.measures(report):
+            self._around.loaded(slot.launch, slot.files, report)
         if report.phase == "exited" and report.exit is not None:
             if report.exit.orphaned:
                 self._doubt(report.instance, "its llama-swap is gone")  # the host knows why

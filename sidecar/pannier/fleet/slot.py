@@ -26,6 +26,8 @@ class Slot:
         self.pid: int | None = None
         self.connected = False
         self.ready = False
+        self.memory: dict[str, dict[str, int]] | None = None
+        self.measured = False
         self.ended = True
         self.told_to_end = False
         self.verdict: Failure | None = None
@@ -37,7 +39,8 @@ class Slot:
             self._over = {self.launcher}
         self.number += 1
         self.progress = progress
-        self.launcher = self.pid = self.verdict = None
+        self.launcher = self.pid = self.verdict = self.memory = None
+        self.measured = False
         self.connected = self.ready = self.ended = self.told_to_end = False
 
     def is_over(self, report: Report) -> bool:
@@ -55,6 +58,13 @@ class Slot:
             self.progress = tracker.advance(self.progress, report, self.files, now)
         first = report.phase == "ready" and not self.ready
         self.ready = self.ready or report.phase == "ready"
+        return first
+
+    def measures(self, report: Report) -> bool:
+        """Whether this report is the one that says what the load took: once per load."""
+        self.memory = report.memory or self.memory
+        first = report.engine is not None and not self.measured
+        self.measured = self.measured or first
         return first
 
     def was_cut(self, now: float) -> bool:

@@ -14,7 +14,8 @@ from pannier.progress.tracker import LoadProgress
 class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     """One instance as its group's owner sees it.
 
-    `started` says that its process has spoken, `making_room` names who must leave first.
+    `started` says that its process has spoken, `making_room` names who must leave first. `memory`
+    is what the load took, in bytes by the engine's own buffer types and uses, once that is known.
     """
 
     id: str
@@ -27,6 +28,7 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None = None
     port: int | None = None
     progress: LoadProgress | None = None
+    memory: dict[str, dict[str, int]] | None = None
     failure: Failure | None = None
     making_room: str | None = None
 

@@ -15,6 +15,7 @@ import msgspec
 
 from pannier.config.schema import Config, KvPair, Model
 from pannier.devices.inventory import DEVICE_ORDER
+from pannier.gguf.footprint.values import Footprint
 from pannier.gguf.model_files import ModelFiles
 from pannier.plan.placement import Instance, Plan
 from pannier.plan.roles import ROLES
@@ -35,7 +36,10 @@ class EngineFlavour(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """How one instance is started, but for its port."""
+    """How one instance is started, but for its port.
+
+    `estimate` is what it was planned to take, where that was computed; it starts nothing.
+    """
 
     instance: str
     argv: tuple[str, ...]
@@ -45,6 +49,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     load_timeout_s: int
     file_bytes: int
     devices: tuple[str, ...]
+    estimate: Footprint | None = None
 
 
 def make_launch(

@@ -28,7 +28,10 @@ class ConfigStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One moment of Pannier. `generation` rises by one with every config that is applied."""
+    """One moment of Pannier. `generation` rises by one with every config that is applied.
+
+    `memory_notes` say by instance where loads took other sizes than the rules say.
+    """
 
     generation: int
     host: str
@@ -37,16 +40,19 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     inventory: Inventory = Inventory()
     fleet: FleetView = FleetView()
+    memory_notes: dict[str, tuple[str, ...]] = {}
     stopping: bool = False
 
     @property
     def shown_status(self) -> ConfigStatus:
-        """The status with what is to be said of the devices at this moment."""
+        """The status with what is to be said of devices and memory at this moment."""
         stale = self.inventory.stale
-        if stale is None:
+        notes = [f"devices: the last list stays: {stale}"] if stale is not None else []
+        for instance in self.plan.instances:
+            notes += [f"{instance.id}: {said}" for said in self.memory_notes.get(instance.id, ())]
+        if not notes:
             return self.status
-        notes = (*self.status.notes, f"devices: the last list stays: {stale}")
-        return msgspec.structs.replace(self.status, notes=notes)
+        return msgspec.structs.replace(self.status, notes=(*self.status.notes, *notes))
 
     def model_of(self, name: str) -> str | None:
         """The model that a client means by an id or an alias."""
