@@ -133,6 +133,7 @@ SEEDS: dict[str, tuple[bytes, str | None]] = {
     "dims-2-32": (gguf(tensors=(tensor("a", 8, rank=2**32 - 1),), body=32), "dims"),
     "dim-zero": (gguf(tensors=(tensor("a", 8, 0),)), None),
     "dim-negative": (gguf(tensors=(tensor("a", MOST),), body=32), "too many elements"),
+    "dim-negative-after-a-zero": (gguf(tensors=(tensor("a", 8, 0, MOST),)), "too many elements"),
     "dims-that-wrap": (gguf(tensors=(tensor("a", 2**32, 2**32),), body=32), "too many elements"),
     "dims-that-wrap-to-few": (
         gguf(tensors=(tensor("a", 2**33, 2**31, 1, 1),), body=32),

@@ -280,7 +280,7 @@ class _Reader:
         dims, elements = tuple(map(int, sizes)), 1
         for dim in dims:
             elements *= dim
-            if elements > _MOST_ELEMENTS:
+            if elements > _MOST_ELEMENTS or dim > _MOST_ELEMENTS:
                 raise GgufError(f'"{name}" has too many elements: {dims}', offset=place)
         try:
             size = tensor_bytes(int(kind), dims)
