@@ -260,6 +260,12 @@ def test_a_name_that_is_no_text_is_a_problem_of_the_name_alone(nvml_here):
     assert "its name could not be read" in card.problems[0]
 
 
+@pytest.mark.parametrize("name", ['a "b" \\ {c}, [d]: e/', "Größe Ⅳ", "x" * 95])
+def test_a_name_may_be_any_text(nvml_here, name):
+    (card,) = read(nvml_here, rigs.ONE.with_card(0, name=name)).cards
+    assert (card.name, card.problems) == (name, ())
+
+
 def test_a_bus_id_that_is_none_is_a_problem(nvml_here):
     (card,) = read(nvml_here, rigs.ONE.with_card(0, pci="card one")).cards
     assert card.pci is None
@@ -402,12 +408,15 @@ FUNCTIONS = sorted(
     set(re.findall(r"\bAPI int (nvml\w+)", (Path(rigs.__file__).parent / "nvml.c").read_text()))
 )
 CODES = st.sampled_from([*map(int, Code), 2, 7, 12, 20, 25, 777])
+LIE = ("nvmlShutdown", int(Code.UNINITIALIZED))
 ERRORS = st.dictionaries(st.sampled_from(FUNCTIONS), CODES, max_size=5)
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(machine=ERRORS, card=ERRORS, name=st.sampled_from(sorted(RIGS)), data=st.data())
 def test_whatever_fails_a_reading_is_a_reading(nvml_here, machine, card, name, data):
+    # "Not initialised" as the answer to an end is believed, and here it would be a lie.
+    machine = {each: code for each, code in machine.items() if (each, code) != LIE}
     rig = msgspec.structs.replace(RIGS[name], errors=machine)
     if rig.cards:
         index = data.draw(st.integers(0, len(rig.cards) - 1))
