@@ -20,7 +20,7 @@ from typing import Protocol, Self
 
 from pannier.devices.engine_probe import Question, list_devices
 from pannier.devices.host import host_memory
-from pannier.devices.inventory import Inventory
+from pannier.devices.inventory import HostMemory, Inventory
 from pannier.devices.join import Ours
 from pannier.devices.listing import EngineList
 from pannier.devices.reading import NvmlReading
@@ -58,6 +58,10 @@ class Residents(Protocol):
         """Called after every reading, in the loop; must not wait."""
 
 
+async def _host_memory() -> HostMemory:
+    return await asyncio.to_thread(host_memory)
+
+
 _Ask = Callable[[Question], Awaitable[EngineList]]
 _Answer = asyncio.Future[Inventory]
 
@@ -74,10 +78,12 @@ class Monitor:
         *,
         pause_s: Callable[[int, float], float],
         ask: _Ask = list_devices,
+        host: Callable[[], Awaitable[HostMemory]] = _host_memory,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._nvml = nvml
         self._ask = ask
+        self._host = host
         self._pause_s = pause_s
         self._clock = clock
         self._seen = Seen()
@@ -181,7 +187,7 @@ class Monitor:
         now = Moment(
             reading=reading,
             listed=listed,
-            host=await asyncio.to_thread(host_memory),
+            host=await self._host(),
             environ=question.env,
             ours=self._residents.ours() if self._residents is not None else Ours(),
             read_at=self._clock(),
