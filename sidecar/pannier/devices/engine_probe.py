@@ -8,6 +8,7 @@ Must not: plan, or keep anything.
 """
 
 import os
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -15,10 +16,17 @@ import msgspec
 from pannier.config.schema import Engine
 from pannier.devices.inventory import DEVICE_ORDER
 from pannier.devices.listing import EngineList, parse_device_list
-from pannier.engine.process import run
+from pannier.engine.process import Ended, run
 
 PROBE_SECONDS = 20.0
 """A cold CUDA driver takes some seconds to start; a hung one must not hold Pannier up."""
+
+_NO_BACKTRACE = {"GGML_NO_BACKTRACE": "1"}
+"""Else an engine that gives up starts a debugger on itself: 4 seconds instead of 0.07, and its last
+line is the debugger's (ggml.c, b11434)."""
+
+_NO_CONNECTION = re.compile(r"Failed to connect to (\S+)")
+"""One endpoint that does not answer, and llama-server lists nothing at all (ggml-rpc.cpp)."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,11 +68,18 @@ async def list_devices(question: Question, *, seconds: float = PROBE_SECONDS) ->
     if question.rpc:
         argv[1:1] = ["--rpc", ",".join(question.rpc)]
     try:
-        ended = await run(argv, seconds=seconds, env=question.env)
+        ended = await run(argv, seconds=seconds, env={**question.env, **_NO_BACKTRACE})
     except (OSError, ValueError) as error:
         # ValueError: a variable of the environment cannot be passed on (a NUL within it).
         return EngineList(reason=getattr(error, "strerror", None) or str(error))
     listed = parse_device_list(ended.output)
     if ended.timed_out or listed is None:
-        return EngineList(reason=": ".join(filter(None, (ended.reason(), ended.tail(1)))))
+        return EngineList(reason=_reason(ended))
     return EngineList(devices=listed)
+
+
+def _reason(ended: Ended) -> str:
+    """Why there is no list, in words."""
+    if unreachable := _NO_CONNECTION.search(ended.output):
+        return f"the RPC endpoint {unreachable[1]} does not answer (`rpc` under [engine])"
+    return ": ".join(filter(None, (ended.reason(), ended.tail(1))))

@@ -146,6 +146,10 @@ async def test_ap_9_an_engine_that_lists_none_has_answered(tmp_path):
         ("sys.stdout.buffer.write(bytes(range(256)) * 100)", ""),
         ("os.abort()", "SIGABRT"),
         ("pass", "exit code 0"),
+        (
+            "print('ggml-rpc.cpp:547: Failed to connect to 10.0.0.7:1\\nmore')\nos.abort()",
+            "the RPC endpoint 10.0.0.7:1 does not answer (`rpc` under [engine])",
+        ),
     ],
 )
 async def test_ap_9_an_engine_that_says_no_list_has_not_answered(tmp_path, body, says):

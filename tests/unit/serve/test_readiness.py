@@ -9,6 +9,7 @@ from urllib.parse import quote
 import msgspec
 import pytest
 from tests.fakes.snapshots import snapshot_of
+from tests.fakes.values import machine
 from yarl import URL
 
 from pannier.errors import Problem
@@ -273,3 +274,47 @@ async def test_ready_means_that_every_wanted_model_answers(stand, phases, stoppi
 async def test_a_model_that_is_not_preloaded_is_not_waited_for(stand):
     stand.snapshots.publish(snapshot_of('[models.a]\npath = "/m/a"\npreload = false\n', "cold"))
     assert (await stand.get("/readyz"))[0] == 200
+
+
+def with_devices(inventory, **fields):
+    return msgspec.structs.replace(
+        snapshot_of(), inventory=msgspec.structs.replace(inventory, **fields)
+    )
+
+
+async def test_report_54_stale_devices_are_shown_and_stop_nothing(stand):
+    """nvidia-container-toolkit#48: the driver goes silent while models run."""
+    found = machine(24, 24)
+    stand.snapshots.publish(with_devices(found))
+    assert b"[+] devices: CUDA0, CUDA1\n" in (await stand.get("/readyz?verbose"))[1]
+    stand.snapshots.publish(with_devices(found, stale="NVML: Unknown Error"))
+    status, verbose = await stand.get("/readyz?verbose")
+    assert status == 200
+    assert b"[-] devices: stale, what runs goes on: NVML: Unknown Error\n" in verbose
+    config = json.loads((await stand.get("/v1/readiness"))[1])["config"]
+    assert config["notes"] == ["devices: the last list stays: NVML: Unknown Error"]
+    assert config["problems"] == []
+
+
+async def test_devices_that_go_stale_and_come_back_are_an_event_each(stand):
+    async with events(stand) as reader:
+        await reader.next()
+        for stale, notes in (("it hangs", 1), (None, 0)):
+            stand.snapshots.publish(with_devices(machine(24), stale=stale))
+            name, data, _ = await reader.next()
+            assert (name, len(data["config"]["notes"])) == ("config", notes)
+
+
+async def test_memory_that_moves_is_no_event(stand):
+    async with events(stand) as reader:
+        await reader.next()
+        stand.snapshots.publish(with_devices(machine(24), read_at=1.0))
+        stand.snapshots.publish(snapshot_of(phases={"a": "failed", "b": "ready"}))
+        assert (await reader.next())[0] == "model"
+
+
+async def test_devices_that_are_not_known_are_said_to_be(stand):
+    stand.snapshots.publish(with_devices(machine(), engine_backend="unknown"))
+    assert b"[-] devices: not known" in (await stand.get("/readyz?verbose"))[1]
+    stand.snapshots.publish(with_devices(machine()))
+    assert b"[+] devices: the CPU\n" in (await stand.get("/readyz?verbose"))[1]
