@@ -61,8 +61,14 @@ NO_OUTPUT = _names(
 )
 """Have no output matrix, so a missing one is not replaced by the embeddings: src/models/*.cpp."""
 
+NO_LOGITS = NO_OUTPUT | {"gemma-embedding"}
+"""Give a row of their width, not one of the vocabulary's: src/models/*.cpp."""
+
 SHARED_KV_FROM = {"gemma3n": 20}
 """The first layers that own a KV cache, where no key says it: src/models/gemma3n.cpp."""
+
+TIED_TWICE = frozenset({"gemma3n", "gemma4"})
+"""Ask for the copy of the embeddings before the embeddings, and get both: src/models/*.cpp."""
 
 INDEXED = frozenset({"deepseek32", "glm-dsa"})
 """Keep one more row of K per token for the indexer: src/llama-kv-cache-dsa.cpp."""

@@ -10,6 +10,8 @@ planner reserves, over all families that are known here.
 Must not: depend on which layers a device has, only on its place in the row.
 """
 
+from typing import Literal
+
 import msgspec
 
 from pannier.gguf.footprint.cache import Cells
@@ -37,15 +39,23 @@ HOST_ROWS = 4
 HOST_ROWS_COPIED = 10
 """Rows of a token in pinned RAM when all layers are on devices: without and with a pipeline."""
 
+INDEXED_CELL = 10
+"""Bytes per token and cell of an indexer's scores, their order and the mask made of them."""
+
 SLACK = 1 << 18
 """Bytes for positions, indices and alignment, too small to count one by one."""
+
+
+Kept = Literal["none", "some", "all"]
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of one launch that set its buffers; bytes but for `tokens` and `outputs`.
 
     `masks` are the attention masks and the places of V, `scores` the largest matrix of scores or a
-    cache made anew, `copies` of inputs, `entering`: the embeddings enter on a device.
+    cache made anew, `copies` of inputs. `entering`: the embeddings enter on a device; `split`:
+    layers are in RAM too; `attends`: attention runs where the layer is; `rotated`: K is turned
+    before it is quantized; `kept`: the experts of layers on devices that are computed in RAM.
     """
 
     tokens: int
@@ -54,6 +64,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     scores: int
     copies: int
     entering: bool
+    split: bool = False
+    attends: bool = True
+    rotated: bool = False
+    kept: Kept = "none"
 
 
 def load_of(
@@ -64,7 +78,8 @@ def load_of(
     fused: bool,
     piped: bool,
     whole: bool,
-    widened: tuple[int, int] = (0, 0),
+    kept: Kept,
+    widened: tuple[int, int],
 ) -> Load:
     """What a launch asks of every device. `whole`: all layers are on devices.
 
@@ -83,7 +98,11 @@ def load_of(
         masks=masks,
         scores=scores,
         copies=COPIES if piped else 1,
-        entering=whole,
+        entering=whole and widths.enters,
+        split=not whole,
+        attends=settings.kv_offload or not fused,
+        rotated=settings.kv_k not in ("f16", "f32", "bf16"),
+        kept=kept,
     )
 
 
@@ -126,20 +145,61 @@ def device_bytes(
     """The compute buffer of a device by its place; `last` has the output layer."""
     token = F32 * load.tokens
     enters = first and load.entering
-    rows = (FIRST_ROWS if enters else ROWS) * shape.embd
-    if enters:
-        rows += 3 * (widths.input - shape.embd)
+    rows = _rows(shape, widths, load, enters, first)
+    wide = enters and widths.input > shape.embd
+    stage = token * (widths.dense_stage if load.kept == "all" else widths.stage)
+    stage += widths.state * cells.slots
+    scattered = 0
     if load.copies > 1:
-        entering = ENTERING * widths.input + COPIES * 0 if enters else CROSSING * shape.embd
-        rows += load.copies * entering + (0 if enters else shape.embd)
-        rows += load.copies * (widths.returning if first else widths.crossing)
-    stage = token * widths.stage + widths.state * cells.slots
+        rows += _copied_rows(shape, widths, load.copies, enters, first, last)
+        scattered = token * widths.scattered
     if load.scores:
-        stage = max(stage, load.scores + token * widths.beside)
+        stage = max(stage, load.scores + token * widths.beside + min(scattered, load.scores))
+    if not load.attends:
+        stage = max(stage + token * (FIRST_ROWS + 1) * shape.embd, token * widths.away)
     if last:
-        stage = max(stage, F32 * load.outputs * (shape.vocab + shape.embd))
-    held = token * widths.held * load.copies
-    return token * rows + stage + held + load.masks * load.copies + SLACK
+        logits = F32 * load.outputs * (widths.logits + shape.embd)
+        stage = stage + logits if wide else max(stage, logits + min(scattered, logits))
+    held = token * (widths.held * load.copies + widths.chosen)
+    if widths.chosen:
+        stage += INDEXED_CELL * load.tokens * cells.per_stream
+    masks = load.masks * load.copies if load.attends else 0
+    return token * rows + stage + held + masks + SLACK
+
+
+def _rows(shape: Shape, widths: Widths, load: Load, enters: bool, first: bool) -> int:
+    """Floats per token of the rows that pass from layer to layer, and between RAM and device."""
+    if enters:
+        rows = (FIRST_ROWS + (widths.input > shape.embd)) * widths.input
+        rows += shape.embd if load.rotated and shape.window else 0
+    elif load.copies > 1:
+        rows = ROWS * shape.embd
+    else:
+        rows = (ROWS + 1) * shape.embd + (widths.piped if shape.window else 0)
+    if load.kept != "none":
+        rows += widths.gathered
+    if load.split and first:
+        rows += widths.border + widths.crossing // 4
+        rows += 10 * shape.embd + widths.held if widths.held else 0
+    elif load.split:
+        rows += 3 * shape.embd if widths.held else 0
+    return rows
+
+
+def _copied_rows(
+    shape: Shape, widths: Widths, copies: int, enters: bool, first: bool, last: bool
+) -> int:
+    """Floats per token of what comes in from outside in every copy, and once more with it."""
+    wide = widths.input > shape.embd
+    if enters:
+        entering, once = (ENTERING + wide) * widths.input, wide * widths.input * 3 // 2
+    else:
+        entering, once = (CROSSING if widths.normed else 1) * shape.embd, shape.embd
+    if not first:
+        entering += widths.crossing
+    if not last:
+        entering += widths.returning
+    return copies * entering + widths.piped + widths.streams + once
 
 
 def host_bytes(
@@ -166,5 +226,5 @@ def host_bytes(
     if attends or layers:
         stage = max(stage, load.scores + token * widths.beside)
     if output:
-        stage = max(stage, F32 * load.outputs * (shape.vocab + shape.embd))
+        stage = max(stage, F32 * load.outputs * (widths.logits + shape.embd))
     return size + stage + token * shape.embd

@@ -17,7 +17,7 @@ from pannier.gguf.footprint.backend import (
     pipelines,
 )
 from pannier.gguf.footprint.cache import DRAFTED, Cells, cells_of, layer_bytes
-from pannier.gguf.footprint.compute import Load, device_bytes, load_of
+from pannier.gguf.footprint.compute import Kept, Load, device_bytes, load_of
 from pannier.gguf.footprint.profile import Profile
 from pannier.gguf.footprint.split import on_devices
 from pannier.gguf.footprint.values import LaunchSettings
@@ -54,7 +54,7 @@ def launch_of(profile: Profile, settings: LaunchSettings, devices: int) -> Launc
         experts = tuple(map(int.__add__, experts, weights.mtp_experts))
     sizes = [
         *(size if il < aside else size + experts[il] for il, size in enumerate(layers)),
-        weights.output + weights.tied,
+        weights.output + (weights.tied if start < units else weights.tied_in_ram),
     ]
     backends = settings.devices
     piped = (
@@ -64,6 +64,7 @@ def launch_of(profile: Profile, settings: LaunchSettings, devices: int) -> Launc
         and settings.kv_offload
         and pipelines(backends if len(backends) > 1 else backends * 2, settings.build)
     )
+    fetches = devices > 0 and not FETCHES_WEIGHTS.isdisjoint(backends)
     load = load_of(
         shape,
         profile.widths,
@@ -72,9 +73,9 @@ def launch_of(profile: Profile, settings: LaunchSettings, devices: int) -> Launc
         fused,
         piped,
         start == 0 and devices > 0,
+        _kept(experts[start:], max(0, aside - start), fetches),
         _widened(settings),
     )
-    fetches = devices > 0 and not FETCHES_WEIGHTS.isdisjoint(backends) and load.tokens >= 32
     return Launch(
         cells=cells,
         load=load,
@@ -84,7 +85,7 @@ def launch_of(profile: Profile, settings: LaunchSettings, devices: int) -> Launc
         caches=[*layer_bytes(shape, settings, cells, fused), 0],
         off_experts=sum(experts[:aside]),
         first_weights=weights.first,
-        fetched=_fetched(profile, start, aside) if fetches else 0,
+        fetched=_fetched(profile, start, aside) if fetches and load.tokens >= 32 else 0,
     )
 
 
@@ -135,6 +136,13 @@ def _widened(settings: LaunchSettings) -> tuple[int, int]:
     if WIDENS_CACHE.isdisjoint(settings.devices):
         return 0, 0
     return (0 if settings.kv_k == "f16" else 2), (0 if settings.kv_v == "f16" else 2)
+
+
+def _kept(experts: tuple[int, ...], aside: int, fetches: bool) -> Kept:
+    """Which experts of the layers on devices are computed in RAM."""
+    if not any(experts[:aside]):
+        return "none"
+    return "some" if fetches or any(experts[aside:]) else "all"
 
 
 def _fetched(profile: Profile, start: int, aside: int) -> int:

@@ -70,6 +70,9 @@ def bounding_widths(shape: Shape, keys: Keys, tensors: Iterable[Tensor]) -> Widt
     return msgspec.structs.replace(
         known,
         stage=stage,
+        dense_stage=stage,
+        enters=True,
+        normed=True,
         experts=max(known.experts, stage),
         heads=max(shape.heads, default=0),
         beside=max(known.beside, stage),

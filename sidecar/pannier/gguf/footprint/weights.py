@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from pannier.gguf.footprint.architecture import NO_OUTPUT, ROW_NORM_OUT
+from pannier.gguf.footprint.architecture import NO_OUTPUT, ROW_NORM_OUT, TIED_TWICE
 from pannier.gguf.footprint.shape import Shape, aside
 from pannier.gguf.header import Tensor
 
@@ -23,6 +23,9 @@ ALIGNMENT = 128
 
 HOST_ALIGNMENT = 32
 """The same on the host and for an RPC server without a GPU: TENSOR_ALIGNMENT, ggml-impl.h."""
+
+REPACKED = frozenset({2, 12, 20})
+"""Types (q4_0, q4_K, iq4_nl) that a CPU with AVX2 or NEON repacks: ggml-cpu/repack.cpp."""
 
 _BLOCK = re.compile(r"(?:enc\.|dec\.)?blk\.(\d{1,3})\.(.+)")
 
@@ -45,7 +48,8 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     `layers` are what each layer holds but for its experts, `experts` those; `output` goes with the
     output layer, `tied` is the copy of the embeddings there; `inputs` are on the host always,
     `first` with the first layer, `everywhere` once on every device that has a layer. `mtp` are the
-    layers that are only there when asked for, and are zero in `layers` and `experts`.
+    layers that are only there when asked for, and are zero in `layers` and `experts`. In RAM the
+    embeddings are mostly copied only if their type is repacked for matrix products: `tied_in_ram`.
     """
 
     layers: tuple[int, ...]
@@ -57,13 +61,14 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     everywhere: int
     output: int
     tied: int
+    tied_in_ram: int
 
 
 def weights_of(shape: Shape, tensors: Iterable[Tensor]) -> Weights:
     """The bytes by place. Tensors of layers that the model does not have go to the output."""
     plain, experts = [0] * shape.layers, [0] * shape.layers
     sums = dict.fromkeys(("inputs", "first", "everywhere", "output"), 0)
-    embeddings, has_output = 0, False
+    embeddings, has_output, repacked = 0, False, False
     for tensor in tensors:
         size = _padded(tensor.size)
         found = _BLOCK.match(tensor.name)
@@ -74,17 +79,20 @@ def weights_of(shape: Shape, tensors: Iterable[Tensor]) -> Weights:
         base = tensor.name.partition(".")[0]
         if base == "token_embd":
             embeddings += size
+            repacked = tensor.kind in REPACKED
         has_output = has_output or tensor.name == "output.weight"
         place_name = _place(base, shape)
         if place_name:
             sums[place_name] += size
     asides = aside(shape)
+    tied = 0 if has_output or shape.architecture in NO_OUTPUT else embeddings
     return Weights(
         layers=tuple(0 if il in asides else size for il, size in enumerate(plain)),
         experts=tuple(0 if il in asides else size for il, size in enumerate(experts)),
         mtp=tuple(size if il in asides else 0 for il, size in enumerate(plain)),
         mtp_experts=tuple(size if il in asides else 0 for il, size in enumerate(experts)),
-        tied=0 if has_output or shape.architecture in NO_OUTPUT else embeddings,
+        tied=tied,
+        tied_in_ram=tied if repacked or shape.architecture in TIED_TWICE else 0,
         **sums,
     )
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from pannier.gguf.footprint.architecture import BOTH, NO_LOGITS
 from pannier.gguf.footprint.keys import Keys
 from pannier.gguf.footprint.shape import Shape
 from pannier.gguf.header import Tensor
@@ -22,41 +23,71 @@ Dims = Mapping[str, tuple[int, ...]]
 
 _WEIGHT = re.compile(r"(?:enc\.|dec\.)?blk\.(\d{1,3})\.(.+)\.weight")
 
-_WKV_STAGES = {"rwkv6": 21, "rwkv6qwen2": 21, "rwkv7": 31, "arwkv7": 31}
-"""Half embeddings per token at once in the time mix; src/models/rwkv6-base.cpp, rwkv7-base.cpp."""
+_WKV_STAGES = {"rwkv6": 41, "rwkv6qwen2": 41, "rwkv7": 61, "arwkv7": 61}
+"""Quarters of a row of the embeddings at once in the time mix: src/models/rwkv6-base.cpp
+and rwkv7-base.cpp."""
+
+
+_STREAMS = frozenset({"gemma3n"})
+"""Carry several rows of a token from layer to layer at once: `n_altup`, src/models/gemma3n.cpp."""
+
+_SENDS_BACK = frozenset({"mamba", "mamba2", "jamba", "nemotron_h", "nemotron_h_moe"})
+"""Whose first mixer after a border is computed on both sides of it (seen in b11434's splits)."""
 
 
 class Widths(msgspec.Struct, frozen=True, kw_only=True):
     """Floats per token.
 
-    `stage` is the widest stage of any layer, beside what every stage has; `experts` the widest of
-    the experts alone. `input` is a row of the embeddings as they enter, `held` what is kept from
-    the first layer to the last. Without flash attention a layer has `heads` rows of scores, a
-    sliding one `narrow_heads`, and `beside` them. `crossing` and `returning` go between devices in
-    addition to the row itself. `state` is in bytes for each slot, not per token.
+    `stage` is the widest stage of any layer beside what every stage has, `experts` the widest of
+    the experts alone, `dense_stage` of all others. `gathered` are the rows of a token's experts,
+    which go between RAM and device with the layer; `border` is what they cost where the layers in
+    RAM end. `away` is what goes to and fro when attention is in RAM. `enters`: the embeddings are
+    added up on the first device, not in RAM; `normed`: layers begin with a norm. `input` is a row
+    of the embeddings as they enter, `held` what is kept from the first layer to the last, `chosen`
+    the choices of an indexer, which are kept for every layer and come with scores of all cells.
+
+    Without flash attention a layer has `heads` rows of scores, a sliding one `narrow_heads`, and
+    `beside` them; `value` is the widest row of V. In a pipeline every copy also has `crossing` on
+    devices but the first and `returning` on devices but the last; `piped` and `streams` are once
+    on each, and `scattered` is what logits and scores cannot reuse there. `logits` is the width of an output
+    row. `state` is in bytes for each slot, not per token.
     """
 
     stage: int
+    dense_stage: int
     experts: int
+    border: int
+    gathered: int
+    away: int
+    enters: bool
+    normed: bool
     input: int
     held: int
+    chosen: int
     heads: int
     narrow_heads: int
     beside: int
     value: int
     crossing: int
     returning: int
+    piped: int
+    streams: int
+    scattered: int
+    logits: int
     state: int
 
 
 def widths_of(shape: Shape, keys: Keys, tensors: Iterable[Tensor]) -> Widths:
     """The widths of a model from its matrices. Zero where nothing is known."""
     layers: list[dict[str, tuple[int, ...]]] = [{} for _ in range(shape.layers)]
+    placed = False
     for tensor in tensors:
+        placed = placed or tensor.name.startswith("position_embd")
         found = _WEIGHT.fullmatch(tensor.name)
         if found and int(found[1]) < shape.trunk:
             layers[int(found[1])][found[2]] = tensor.dims
-    stage = experts = crossing = returning = 0
+    stage = experts = 0
+    rows = shape.embd * shape.used
     seen: set[tuple[object, ...]] = set()
     for il, dims in enumerate(layers):
         kind = (shape.heads[il], shape.k[il], shape.v[il], *sorted(dims.items()))
@@ -65,24 +96,40 @@ def widths_of(shape: Shape, keys: Keys, tensors: Iterable[Tensor]) -> Widths:
         seen.add(kind)
         mixture = _experts(dims, shape)
         experts = max(experts, mixture)
-        stage = max(stage, mixture, _mixer(dims, shape, il, keys), _feed(dims, shape))
-        if shape.architecture in ("mamba", "mamba2", "jamba") and "ssm_in" in dims:
-            crossing = max(crossing, _out(dims, "ssm_in"))
-            returning = max(returning, _in(dims, "ssm_out"))
+        stage = max(stage, _mixer(dims, shape, il, keys), _feed(dims, shape))
+    crossing, returning = _between(shape, layers)
     attends = [il for il in range(shape.trunk) if not shape.recurrent[il] or shape.cached[il]]
     return Widths(
-        stage=stage,
+        stage=max(stage, experts) + _loose(shape),
+        dense_stage=stage,
         experts=experts,
+        border=_border(shape, layers),
+        gathered=rows if experts else 0,
+        away=_away(shape, layers),
+        enters=not placed,
+        normed=any("attn_norm" in dims for dims in layers) or not any(layers),
         input=shape.embd * (1 + keys.count("n_deepstack_layers")),
-        held=_held(shape, keys),
+        held=shape.per_layer_embd * shape.trunk,
+        chosen=keys.count("attention.indexer.top_k") * shape.trunk if shape.index else 0,
         heads=max((shape.heads[il] for il in attends if not shape.sliding[il]), default=0),
         narrow_heads=max((shape.heads[il] for il in attends if shape.sliding[il]), default=0),
         beside=_beside(shape, keys, layers),
         value=max(shape.v, default=0),
         crossing=crossing,
         returning=returning,
+        piped=_piped(shape, layers),
+        streams=33 * shape.embd if shape.architecture in _STREAMS else 0,
+        scattered=_scattered(shape, layers),
+        logits=shape.embd if shape.architecture in NO_LOGITS else shape.vocab,
         state=4 * shape.state if any(shape.recurrent) else 0,
     )
+
+
+def _loose(shape: Shape) -> int:
+    """What the allocator cannot fill between rows of unlike sizes."""
+    if shape.architecture in _STREAMS:
+        return 5 * shape.embd
+    return 13 * shape.embd // 4 if shape.architecture in BOTH else 0
 
 
 def _out(dims: Dims, name: str) -> int:
@@ -99,7 +146,7 @@ def _mixer(dims: Dims, shape: Shape, il: int, keys: Keys) -> int:
     """The attention or the recurrent mixer of a layer."""
     embd = shape.embd
     if shape.architecture in _WKV_STAGES:
-        return embd * _WKV_STAGES[shape.architecture] // 2
+        return embd * _WKV_STAGES[shape.architecture] // 4
     width = 0
     if "ssm_in" in dims:
         conv, inner = _out(dims, "ssm_conv1d"), _in(dims, "ssm_out")
@@ -141,7 +188,9 @@ def _feed(dims: Dims, shape: Shape) -> int:
     """The feed-forward network, and the expert that all tokens share."""
     inner, shared = _in(dims, "ffn_down"), _in(dims, "ffn_down_shexp")
     gated = "ffn_gate" in dims or _out(dims, "ffn_up") >= 2 * inner
-    width = 3 * inner if gated else inner + shape.embd
+    width = 3 * inner if gated else inner
+    if "ffn_norm" not in dims and "post_attention_norm" not in dims:
+        width += shape.embd  # beside the attention, whose output is kept
     return max(width if inner else 0, 3 * shared + 2 * shape.embd if shared else 0)
 
 
@@ -155,13 +204,8 @@ def _experts(dims: Dims, shape: Shape) -> int:
         return 0
     down = _out(dims, "ffn_down_exps") * shape.used
     others = 2 * inner if "ffn_gate_exps" in dims or "ffn_gate_up_exps" in dims else 0
-    return inner + others + (down if down > others else 0) + 2 * shape.experts
-
-
-def _held(shape: Shape, keys: Keys) -> int:
-    """Rows that every layer reads: embeddings per layer, and the choices of an indexer."""
-    chosen = keys.count("attention.indexer.top_k") if shape.index else 0
-    return shape.per_layer_embd * shape.trunk + chosen * shape.trunk
+    early = shape.embd if shape.architecture == "smallthinker" else 0  # routes before it attends
+    return inner + others + (down if down > others else 0) + 2 * shape.experts + early
 
 
 def _beside(shape: Shape, keys: Keys, layers: list[dict[str, tuple[int, ...]]]) -> int:
@@ -169,6 +213,64 @@ def _beside(shape: Shape, keys: Keys, layers: list[dict[str, tuple[int, ...]]]) 
     widest = max(shape.heads, default=0)
     if shape.compressed:
         lora = keys.count("attention.kv_lora_rank")
-        return widest * max(shape.head_k, lora)
-    query = max((_out(dims, "attn_q_b") or _out(dims, "attn_q") for dims in layers), default=0)
-    return max(query, widest * max(shape.head_k, shape.head_v))
+        return widest * (shape.head_k + lora) + _widest_query(layers) + shape.embd
+    query = _widest_query(layers)
+    wide = 7 * shape.embd if keys.count("n_deepstack_layers") else 0
+    fused = max((_out(dims, "attn_qkv") for dims in layers), default=0)
+    return 2 * max(query, widest * max(shape.head_k, shape.head_v)) + fused + wide
+
+
+def _widest_query(layers: list[dict[str, tuple[int, ...]]]) -> int:
+    return max((_out(dims, "attn_q_b") or _out(dims, "attn_q") for dims in layers), default=0)
+
+
+def _between(shape: Shape, layers: list[dict[str, tuple[int, ...]]]) -> tuple[int, int]:
+    """What recurrent layers send to the next device, and back: parts of the layer at the border."""
+    embd = shape.embd
+    if shape.architecture in _WKV_STAGES:
+        return 5 * embd // 2, embd
+    if not any("ssm_in" in dims for dims in layers):
+        return 0, 0
+    if shape.architecture not in _SENDS_BACK:
+        return embd // 4, embd // 4
+    return (
+        max(_out(dims, "ssm_in") for dims in layers),
+        max(_in(dims, "ssm_out") for dims in layers),
+    )
+
+
+def _piped(shape: Shape, layers: list[dict[str, tuple[int, ...]]]) -> int:
+    """What a pipeline holds once more: queries wider than the row itself, and MLA's parts."""
+    if shape.compressed:
+        return 9 * shape.embd // 4
+    return max(0, _widest_query(layers) - shape.embd)
+
+
+def _scattered(shape: Shape, layers: list[dict[str, tuple[int, ...]]]) -> int:
+    """Where experts are beside a shared one, rows lie high in the buffer and split what is free."""
+    if shape.per_layer_embd or shape.architecture in _STREAMS:
+        return 47 * shape.embd
+    return 7 * shape.embd if any("ffn_down_shexp" in dims for dims in layers) else 0
+
+
+def _border(shape: Shape, layers: list[dict[str, tuple[int, ...]]]) -> int:
+    """Experts' rows of the last layer in RAM, which come to the device one by one.
+
+    With a shared expert they are summed up before, and with few experts they fit into what is free.
+    """
+    inner = max((_in(dims, "ffn_down_exps") for dims in layers), default=0)
+    shared = any("ffn_down_shexp" in dims for dims in layers)
+    if not inner or shared:
+        return 0
+    if shape.used <= 2:
+        return 3 * shape.embd if any("ssm_in" in dims for dims in layers) else 0
+    if shape.used < 8:
+        return 2 * shape.embd
+    return (shape.used + 2 if shape.embd <= 2 * inner else 3) * shape.embd
+
+
+def _away(shape: Shape, layers: list[dict[str, tuple[int, ...]]]) -> int:
+    """Queries, keys and values of some layers, on their way to a cache in RAM; fitted."""
+    query = max(_widest_query(layers), max(shape.heads, default=0) * shape.head_k)
+    cache = max(shape.k, default=0) + max(shape.v, default=0)
+    return 10 * cache + 3 * query + 7 * shape.embd if cache else 0
