@@ -49,8 +49,8 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True):
     Without flash attention a layer has `heads` rows of scores, a sliding one `narrow_heads`, and
     `beside` them; `value` is the widest row of V. In a pipeline every copy also has `crossing` on
     devices but the first and `returning` on devices but the last; `piped` and `streams` are once
-    on each, and `scattered` is what logits and scores cannot reuse there. `logits` is the width of an output
-    row. `state` is in bytes for each slot, not per token.
+    on each, and `scattered` is what logits and scores cannot reuse there. `logits` is the width of
+    an output row. `state` is in bytes for each slot, not per token.
     """
 
     stage: int
