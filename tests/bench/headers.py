@@ -24,7 +24,7 @@ from pannier.gguf.files import HeaderCache
 
 TOKENS, MERGES, LAYERS = 152_064, 151_387, 36
 ROUNDS = 15
-ROUNDS_OF_OTHERS = 3
+ROUNDS_OF_OTHERS = 2
 
 
 def write(path: Path) -> Path:
@@ -90,7 +90,7 @@ def main() -> None:
     print("| --- | --- | --- | --- |")
     for name, values in times.items():
         median = statistics.median(values)
-        print(f"| {name} | {median:.3f} | {min(values):.3f} | {median / cold:.3f} |")
+        print(f"| {name} | {median:.3f} | {min(values):.3f} | {median / cold:.4f} |")
 
 
 if __name__ == "__main__":
