@@ -4,16 +4,28 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.engine.oracle import rpc_devices
 from tests.engine.serving import PATIENCE_S, Failed, Serve
 from tests.gguf_writer import micro_chat as write_chat
 
+from pannier.devices.inventory import Device
 from pannier.engine.locate import probe_llama_server
+from pannier.fleet.learned_store import LearnedStore, key_of
+from pannier.fleet.learner import Learner
+from pannier.gguf.footprint.estimate import footprint
+from pannier.gguf.footprint.profile import profile_of
+from pannier.gguf.footprint.values import Footprint, LaunchSettings
+from pannier.gguf.header import read_header
 from pannier.gguf.learned import Learned, Load, decode
+from pannier.gguf.measured import Measurement, drift
+from pannier.gguf.model_files import ModelFiles
+from pannier.progress.parse import Report, Said
+from pannier.render.argv import Launch
 
 MIB = 1024 * 1024
 
@@ -209,3 +221,131 @@ async def test_a_verbosity_of_the_person_is_kept_and_then_nothing_is_learned(
     assert "model loaded" in own_log.read_text()
     assert printed(own_log) == {}
     assert not learned_file(serve).exists()
+
+
+class Listening:
+    """A service that has no devices and writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Measurement, tuple[str, ...]]] = []
+        self.news = asyncio.Event()
+
+    def learns(self) -> bool:
+        return True
+
+    def devices_of(self, labels: Sequence[str]) -> tuple[Device, ...] | None:
+        return () if not labels else None
+
+    def took(self, instance: str, took: Measurement, notes: tuple[str, ...]) -> None:
+        self.told.append((instance, took, notes))
+        self.news.set()
+
+
+@contextlib.asynccontextmanager
+async def learning(folder: Path) -> AsyncIterator[tuple[Learner, Listening]]:
+    learner, listening = Learner(LearnedStore(folder)), Listening()
+    learner.follow(listening)
+    task = asyncio.create_task(learner.run(), name="a learner")
+    try:
+        yield learner, listening
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def in_store(learner: Learner) -> None:
+    """Waits until something is learned."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        if learner.store.learned.loads:
+            return
+        assert time.monotonic() < end, "nothing is learned"
+        await asyncio.sleep(0.02)
+
+
+def on_the_cpu(program: str, path: Path, **changes: object) -> Launch:
+    launch = Launch(
+        instance="a",
+        argv=(program, "-m", str(path), "-c", "4096", "-np", "1", "-fit", "off"),
+        env={},
+        ttl_s=0.0,
+        preload=True,
+        load_timeout_s=60,
+        file_bytes=path.stat().st_size,
+        devices=(),
+    )
+    return msgspec.structs.replace(launch, **changes)
+
+
+def estimated(path: Path, context: int) -> Footprint:
+    with path.open("rb") as file:
+        header = read_header(file, path.stat().st_size)
+    return footprint(profile_of(header), LaunchSettings(context=context, devices=()))
+
+
+def report(**sizes: int) -> Report:
+    return Report(
+        v=1, instance="a", launcher=1, pid=2, port=3, phase="ready", elapsed_s=0.0,
+        memory={"CPU": sizes}, engine=Said(),
+    )  # fmt: skip
+
+
+async def test_a_cache_that_is_not_what_the_rules_say_is_told_and_learned(
+    llama_server: str, micro_chat: Path, tmp_path: Path
+) -> None:
+    rules = estimated(micro_chat, 4096)
+    files = ModelFiles(path=str(micro_chat))
+    launch = on_the_cpu(llama_server, micro_chat, estimate=rules)
+    async with learning(tmp_path) as (learner, listening):
+        said = report(weights=rules.host.weights, kv=rules.host.kv + 2 * MIB, compute=1)
+        learner.post(launch, files, said)
+        await asyncio.wait_for(listening.news.wait(), PATIENCE_S)
+        ((instance, took, notes),) = listening.told
+        assert (instance, took.host.kv) == ("a", rules.host.kv + 2 * MIB)
+        (note,) = notes
+        assert "KV cache in RAM" in note
+        await in_store(learner)
+    found = LearnedStore(tmp_path).learned
+    key = key_of(launch, files, (), took.build)
+    assert found.find(key) == took
+    planned = found.apply(rules, key, "llama")
+    assert planned.measured
+    assert planned.host.kv == rules.host.kv + 2 * MIB
+    assert drift(planned, took) == ()
+
+
+@pytest.mark.parametrize("kind", ["fit", "newer-build", "gone-device", "changed-file", "no-lines"])
+async def test_what_is_in_doubt_is_not_learned(
+    llama_server: str, tmp_path: Path, kind: str
+) -> None:
+    model = write_chat(tmp_path / "model.gguf")
+    files = ModelFiles(path=str(model))
+    sure = on_the_cpu(llama_server, model)
+    launch, said = sure, report(kv=5)
+    match kind:
+        case "fit":
+            launch = on_the_cpu(llama_server, model, argv=(*sure.argv, "-fit", "on"))
+        case "newer-build":
+            said = msgspec.structs.replace(said, engine=Said(build="b1"))
+        case "gone-device":
+            launch = on_the_cpu(llama_server, model, devices=("CUDA7",))
+        case "changed-file":
+            said = msgspec.structs.replace(said, elapsed_s=3600.0)
+        case _:
+            said = msgspec.structs.replace(said, memory=None)
+    async with learning(tmp_path) as (learner, _):
+        learner.post(launch, files, said)
+        # They are taken one after the other: this one is behind.
+        learner.post(sure, files, report(kv=77))
+        await in_store(learner)
+    assert [load.took.host.kv for load in LearnedStore(tmp_path).learned.loads] == [77]
+
+
+async def test_a_load_on_the_cpu_is_what_the_rules_say(serve: Serve, micro_chat: Path) -> None:
+    serve.write({"a": {"path": str(micro_chat), "context": 4096}})
+    await serve.start()
+    await serve.ready("a")
+    (load,) = await learned(serve, 1)
+    assert drift(estimated(micro_chat, 4096), load.took) == ()
+    assert drift(estimated(micro_chat, 32768), load.took) != ()
+    await serve.stop()

@@ -102,7 +102,7 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The footprint as experience corrects it: measured, or with what carries over."""
         took = self.find(key)
         if took is not None and len(took.devices) == len(footprint.devices):
-            return corrected(_with_overheads(footprint, self, key), took)
+            return _with_overheads(corrected(footprint, took), self, key)
         above = self.compute_above(key.build, architecture)
         raised = tuple(
             msgspec.structs.replace(each, compute=each.compute + above) if each.layers else each

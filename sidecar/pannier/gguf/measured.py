@@ -144,7 +144,7 @@ def corrected(footprint: Footprint, took: Measurement) -> Footprint:
             compute=each.compute,
             projector=each.projector,
             draft=each.draft,
-            overhead=max(share.overhead, peak(each.overhead)) if each.overhead else share.overhead,
+            overhead=share.overhead if each.overhead is None else peak(each.overhead),
             layers=share.layers,
         )
         for share, each in zip(footprint.devices, took.devices, strict=True)
@@ -202,6 +202,6 @@ def _mib(size: int) -> str:
     return f"{size / (1024 * 1024):.2f} MiB"
 
 
-def peak(overhead: int | None) -> int:
-    """The bytes to plan for a measured overhead; 0 for none."""
-    return (overhead or 0) * PEAK_PERCENT // 100
+def peak(overhead: int) -> int:
+    """The bytes to plan for a measured overhead."""
+    return overhead * PEAK_PERCENT // 100

@@ -180,10 +180,9 @@ def test_no_line_does_harm(lines: list[bytes]) -> None:
     json.dumps([memory.found(), memory.devices(), memory.copies, memory.build])
 
 
-@given(st.integers(0, 5000))
-def test_a_log_without_end_does_not_fill_the_report(count: int) -> None:
+def test_a_log_without_end_does_not_fill_the_report() -> None:
     memory = MemoryLines()
-    for at in range(count):
+    for at in range(2000):
         memory.take(f"load_tensors: N{at} model buffer size = 1.00 MiB".encode())
         memory.take(f"  - N{at} : a device (1 MiB, 1 MiB free)".encode())
         memory.take(f"x: using device N{at} (a device) (id) - 1 MiB free".encode())

@@ -8,6 +8,7 @@ from tests.fakes.host import Machine, launch
 from tests.fakes.owned import Owned, now, owning
 
 from pannier.errors import LoadError
+from pannier.progress.parse import Said
 
 pytestmark = pytest.mark.looptime
 
@@ -203,3 +204,24 @@ async def test_an_owner_that_is_cancelled_twice_leaves_no_host(run, machine):
     owned.task.cancel()
     await asyncio.gather(owned.task, return_exceptions=True)
     assert not machine.host.running
+
+
+async def test_what_a_load_took_is_told_once_per_load_and_shown(run, machine):
+    owned = run()
+    waiting = await loading(owned, machine)
+    machine.host.ready("a")
+    owned.owner.release(await waiting)
+    memory = {"CPU": {"kv": 5}}
+    said = {"memory": memory, "engine": Said(build="b1")}
+    machine.host.say("a", phase="ready", **said)
+    machine.host.say("a", phase="ready", **said)
+    assert [report.memory for report in owned.measured] == [memory]
+    assert owned.owner.view().instances[0].memory == memory
+
+    machine.host.crash("a")
+    waiting = await loading(owned, machine)
+    assert owned.owner.view().instances[0].memory is None
+    machine.host.ready("a")
+    owned.owner.release(await waiting)
+    machine.host.say("a", phase="ready", engine=Said())
+    assert [report.memory for report in owned.measured] == [memory, None]
