@@ -223,6 +223,34 @@ async def test_a_verbosity_of_the_person_is_kept_and_then_nothing_is_learned(
     assert not learned_file(serve).exists()
 
 
+async def test_a_draft_model_is_remembered_apart(
+    serve: Serve, micro_chat: Path, rpc_pair: list[str], tmp_path: Path
+) -> None:
+    own_log = tmp_path / "engine.log"
+    model = {"path": str(micro_chat), "draft": str(micro_chat), "context": 4096}
+    serve.write(
+        {"a": {**model, "args": ["--log-file", str(own_log)]}},
+        engine={"rpc": rpc_pair},
+        placement={"a": {"devices": [0, 1], "tensor_split": [1, 1]}},
+    )
+    await serve.start()
+    await serve.ready("a")
+    (load,) = await learned(serve, 1)
+    first, found, second = own_log.read_text(errors="replace").partition("loading draft model")
+    assert found
+    for name, text in (("main", first), ("draft", second)):
+        (tmp_path / name).write_text(text)
+    main, draft = printed(tmp_path / "main"), printed(tmp_path / "draft")
+    for endpoint, took in zip(rpc_pair, load.took.devices, strict=True):
+        name = f"RPC0[{endpoint}]"
+        assert took.weights + took.kv + took.compute == sum(main[name].values())
+        assert took.draft == sum(draft[name].values()) > 0
+    assert load.took.host.draft == sum(
+        sum(row.values()) for name, row in draft.items() if name.startswith("CPU")
+    )
+    await serve.stop()
+
+
 class Listening:
     """A service that has no devices and writes down what it is told."""
 
