@@ -18,10 +18,10 @@ MAX_READ = 64 << 20
 """Bytes that are read of one file; the largest real header (262,144 tokens, scores, merges) is 20
 MB."""
 
-MAX_TEXTS = 3 << 20
+MAX_TEXTS = 2 << 20
 MAX_LONG_TEXTS = 1 << 19
 """Texts that are stepped over in one file, and how many of them one by one, because they or one of
-their neighbours are long. Real vocabularies have up to 700,000 with their merges."""
+their neighbours are long. Real vocabularies have up to 800,000 with their merges."""
 
 _FIRST_CHUNK = 64 << 10
 _LARGEST_CHUNK = 1 << 20
