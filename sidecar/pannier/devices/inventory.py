@@ -129,10 +129,11 @@ def with_reserves(inventory: Inventory, reserve: int | Mapping[str, int]) -> Inv
     A table names devices by label or UUID; the others keep `DEFAULT_RESERVE`.
     """
 
+    # int(): a size of the config is one of its own kind, which JSON does not know.
     def kept(device: Device) -> int:
         if isinstance(reserve, int):
-            return reserve
-        return reserve.get(device.label, reserve.get(device.uuid or "", DEFAULT_RESERVE))
+            return int(reserve)
+        return int(reserve.get(device.label, reserve.get(device.uuid or "", DEFAULT_RESERVE)))
 
     devices = (msgspec.structs.replace(each, reserve=kept(each)) for each in inventory.devices)
     return msgspec.structs.replace(inventory, devices=tuple(devices))

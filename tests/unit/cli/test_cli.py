@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import msgspec
 import pytest
 from tests.fakes.values import config_of, machine, plan_of
 
@@ -98,6 +99,54 @@ def test_devices_can_be_asked_for_before_there_is_a_config(config, capsys):
     assert out
     code, out, _ = run(capsys, "status", "--json", "--config", config)
     assert (code, json.loads(out)["inventory"]["devices"]) == (0, [])
+
+
+def test_what_status_prints_is_what_a_plan_takes(config, capsys, tmp_path):
+    _, out, _ = run(capsys, "status", "--json", "--config", config)
+    shown = json.loads(out)
+    assert set(shown) == {"version", "engine", "inventory"}
+    assert (shown["version"], shown["engine"]) == (__version__, None)
+    file = tmp_path / "inventory.json"
+    for content in (out, json.dumps(shown["inventory"])):
+        file.write_text(content)
+        code, out, err = run(capsys, "plan", "--inventory", file, "--config", config)
+        assert (code, err) == (0, "")
+
+
+def test_a_plan_for_the_devices_of_a_file_asks_no_device_here(config, capsys, tmp_path):
+    (config.parent / "a.gguf").write_bytes(b"x")
+    engine = tmp_path / "llama-server"
+    engine.write_text("#!/bin/sh\ntouch asked\n")
+    engine.chmod(0o755)
+    config.write_text(f'[engine]\nllama_server = "{engine}"\n{GOOD}')
+    file = tmp_path / "inventory.json"
+    file.write_bytes(msgspec.json.encode(machine(24, 12)))
+    code, out, _ = run(capsys, "plan", "--json", "--inventory", file, "--config", config)
+    assert code == 0
+    plan = json.loads(out)
+    assert [each["label"] for each in plan["devices"]] == ["CUDA0", "CUDA1"]
+    assert plan["instances"][0]["devices"] in (["CUDA0"], ["CUDA1"])
+    assert not list(tmp_path.rglob("asked"))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"{", "this is no JSON"),
+        (b'{"devices": [{"index": 0}]}', "missing required field"),
+        (b" " * (5 << 20), "larger than 4 MiB"),
+    ],
+    ids=["missing", "broken", "incomplete", "huge"],
+)
+def test_a_bad_inventory_is_refused_with_its_name(config, capsys, tmp_path, content, says):
+    file = tmp_path / "inventory.json"
+    if content is not None:
+        file.write_bytes(content)
+    code, out, err = run(capsys, "plan", "--inventory", file, "--config", config)
+    assert (code, out) == (1, "")
+    assert str(file) in err
+    assert says in err
 
 
 def test_the_schema_is_json_on_stdout(capsys):

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from pannier.config.units import Size
 from pannier.devices.inventory import (
     DEFAULT_RESERVE,
     Device,
@@ -137,6 +138,13 @@ def test_a_reserve_is_for_all_or_by_label_or_uuid():
     table = {"GPU-1": 1, "CUDA1": 2, "CUDA9": 3}
     kept = [each.reserve for each in with_reserves(found, table).devices]
     assert kept == [1, 2, DEFAULT_RESERVE]
+
+
+def test_a_reserve_of_a_config_can_be_sent_on_as_json():
+    found = from_engine((device("CUDA0"), device("CUDA1")), HOST)
+    for reserve in (Size.parse("1GiB"), {"CUDA0": Size.parse("1GiB")}):
+        kept = with_reserves(found, reserve)
+        assert msgspec.json.decode(msgspec.json.encode(kept), type=type(kept)) == kept
 
 
 @pytest.mark.parametrize(
