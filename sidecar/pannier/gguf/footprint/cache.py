@@ -81,19 +81,15 @@ def layer_bytes(shape: Shape, settings: LaunchSettings, cells: Cells, fused: boo
     """
     widest = None if fused else max(shape.v, default=0)
     state = F32 * shape.state * cells.slots * cells.states
-    found: dict[tuple[int, int, bool], int] = {}
     sizes = []
-    for il, (k, v, slides) in enumerate(zip(shape.k, shape.v, shape.sliding, strict=True)):
-        size = state if shape.recurrent[il] and il < shape.trunk else 0
-        if shape.cached[il]:
-            kind = (k, v, slides)
-            if kind not in found:
-                found[kind] = _rows(shape, settings, cells, k, v if widest is None else widest) * (
-                    cells.narrow if slides else cells.per_stream
-                )
-            size += found[kind]
+    for kind in shape.kinds:
+        size = state if kind.state else 0
+        if kind.cached:
+            v = kind.v if widest is None else widest
+            rows = cells.narrow if kind.slides else cells.per_stream
+            size += rows * _rows(shape, settings, cells, kind.k, v)
         sizes.append(size)
-    return sizes
+    return [sizes[kind] for kind in shape.kind_of]
 
 
 def _rows(shape: Shape, settings: LaunchSettings, cells: Cells, k: int, v: int) -> int:

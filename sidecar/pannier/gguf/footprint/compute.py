@@ -108,18 +108,18 @@ def load_of(
 
 def _masks(shape: Shape, widths: Widths, cells: Cells, fused: bool, tokens: int) -> tuple[int, int]:
     """Bytes of the masks and of the largest scores. Without flash attention both are in f32."""
-    cached = [il for il in range(shape.trunk) if shape.cached[il]]
-    wide = any(not shape.sliding[il] for il in cached)
-    narrow = any(shape.sliding[il] for il in cached)
+    wide = any(kind.cached and not kind.slides for kind in shape.kinds)
+    narrow = any(kind.cached and kind.slides for kind in shape.kinds)
     columns, narrow_columns = cells.per_stream, cells.narrow
-    if not any(shape.cached) and not any(shape.recurrent):
-        wide, narrow = True, any(shape.sliding)
+    cached = wide or narrow
+    if not cached and not any(kind.state for kind in shape.kinds):
+        wide, narrow = True, any(kind.slides for kind in shape.kinds)
         columns = narrow_columns = tokens
     element = F32 // 2 if fused else F32
     masks = element * tokens * (columns * wide + narrow_columns * narrow)
     if fused:
         return masks, 0
-    masks += 2 * F32 * tokens * widths.value * (wide + narrow) * any(shape.cached)
+    masks += 2 * F32 * tokens * widths.value * (wide + narrow) * cached
     scores = max(widths.heads * columns * wide, widths.narrow_heads * narrow_columns * narrow)
     return masks, F32 * tokens * scores
 
@@ -130,10 +130,9 @@ def _widened(shape: Shape, cells: Cells, widened: tuple[int, int]) -> int:
     v = 0 if shape.compressed else v
     return cells.streams * max(
         (
-            (k * shape.k[il] + v * shape.v[il])
-            * (cells.narrow if shape.sliding[il] else cells.per_stream)
-            for il in range(shape.trunk)
-            if shape.cached[il]
+            (k * kind.k + v * kind.v) * (cells.narrow if kind.slides else cells.per_stream)
+            for kind in shape.kinds
+            if kind.cached
         ),
         default=0,
     )

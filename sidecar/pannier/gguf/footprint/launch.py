@@ -48,12 +48,14 @@ def launch_of(profile: Profile, settings: LaunchSettings, devices: int) -> Launc
     units = profile.units
     start = units - on_devices(units, settings.gpu_layers, devices)
     aside = experts_in_ram(profile, settings)
-    layers, experts = weights.layers, weights.experts
+    layers, experts, whole = weights.layers, weights.experts, weights.whole
     if settings.mtp:
         layers = tuple(map(int.__add__, layers, weights.mtp))
         experts = tuple(map(int.__add__, experts, weights.mtp_experts))
+        whole = tuple(map(int.__add__, layers, experts))
     sizes = [
-        *(size if il < aside else size + experts[il] for il, size in enumerate(layers)),
+        *layers[:aside],
+        *whole[aside:],
         weights.output + (weights.tied if start < units else weights.tied_in_ram),
     ]
     backends = settings.devices
@@ -105,6 +107,13 @@ def is_fused(profile: Profile, settings: LaunchSettings) -> bool:
 def experts_in_ram(profile: Profile, settings: LaunchSettings) -> int:
     """The number of first layers whose experts stay in RAM."""
     return profile.shape.layers if settings.cpu_moe is None else max(0, settings.cpu_moe)
+
+
+def alone(launch: Launch) -> Launch:
+    """The same launch on one device of those: no pipeline."""
+    if launch.load.copies == 1:
+        return launch
+    return msgspec.structs.replace(launch, load=msgspec.structs.replace(launch.load, copies=1))
 
 
 def place_bytes(profile: Profile, launch: Launch, first: bool, last: bool) -> tuple[int, int]:

@@ -7,7 +7,7 @@ times. The bytes of a unit do not depend on where it is, and those of a place no
 Must not: differ from `footprint` by a byte.
 """
 
-from pannier.gguf.footprint.launch import launch_of, overhead_of, place_bytes
+from pannier.gguf.footprint.launch import alone, launch_of, overhead_of, place_bytes
 from pannier.gguf.footprint.profile import Profile
 from pannier.gguf.footprint.values import LaunchSettings, Prices
 
@@ -20,7 +20,8 @@ def prices(profile: Profile, settings: LaunchSettings) -> Prices:
     """
     if not settings.devices:
         return Prices(units=(), alone=0, first=0, middle=0, last=0)
-    single, several = launch_of(profile, settings, 1), launch_of(profile, settings, 2)
+    several = launch_of(profile, settings, 2)
+    single = alone(several)
     on, caches = several.weights[several.start :], several.caches[several.start :]
     units = tuple(map(int.__add__, on, caches)) if settings.kv_offload else tuple(on)
     final = len(settings.devices) - 1

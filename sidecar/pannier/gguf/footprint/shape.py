@@ -31,12 +31,23 @@ MOST_LAYERS = 512
 _UNSAID = 32_000
 
 
+class Kind(msgspec.Struct, frozen=True):
+    """What layers of one kind keep: rows of `k` and `v`, for a window if it slides; a state."""
+
+    k: int
+    v: int
+    slides: bool
+    cached: bool
+    state: bool
+
+
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """Counts and widths, in elements.
 
     `layers` are all blocks of the file, `trunk` those before the MTP layers. `k` and `v` are the
     widths of a row of the KV cache of each layer as it attends, whether or not the layer has a
-    cache (`cached`, `indexed`) or a state (`recurrent`). `state` is the elements of one layer's
+    cache (`cached`) or a state (`recurrent`); `kinds` are all the different layers, and `kind_of`
+    the place of each layer among them. `state` is the elements of one layer's
     state of one slot, of both kinds together. `window` 0: nothing slides.
     """
 
@@ -56,6 +67,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     window: int
     cached: tuple[bool, ...]
     recurrent: tuple[bool, ...]
+    kinds: tuple[Kind, ...]
+    kind_of: tuple[int, ...]
     index: int
     state: int
     compressed: bool
@@ -89,6 +102,10 @@ def shape_of(keys: Keys) -> Shape:
     narrow_k = keys.count("attention.key_length_swa", head_k)
     narrow_v = keys.count("attention.value_length_swa", head_v)
     widths = list(zip(kv_heads, sliding, strict=True))
+    cached = _cached(keys, name, layers, trunk, recurrent)
+    k = tuple(count * (narrow_k if slides else head_k) for count, slides in widths)
+    v = tuple(count * (narrow_v if slides else head_v) for count, slides in widths)
+    kinds, kind_of = kinds_of(k, v, sliding, cached, recurrent, trunk)
     return Shape(
         architecture=name,
         layers=layers,
@@ -100,12 +117,14 @@ def shape_of(keys: Keys) -> Shape:
         kv_heads=kv_heads,
         head_k=head_k,
         head_v=head_v,
-        k=tuple(count * (narrow_k if slides else head_k) for count, slides in widths),
-        v=tuple(count * (narrow_v if slides else head_v) for count, slides in widths),
+        k=k,
+        v=v,
         sliding=sliding,
         window=window if any(sliding) else 0,
-        cached=_cached(keys, name, layers, trunk, recurrent),
+        cached=cached,
         recurrent=recurrent,
+        kinds=kinds,
+        kind_of=kind_of,
         index=keys.count("attention.indexer.key_length") if name in INDEXED else 0,
         state=_state(keys, embd, most_heads, head_k),
         compressed=keys.count("attention.key_length_mla") > 0
@@ -118,6 +137,23 @@ def shape_of(keys: Keys) -> Shape:
         pooled=keys.count("pooling_type"),
         labels=max(1, keys.length(f"{name}.classifier.output_labels")),
     )
+
+
+def kinds_of(
+    k: tuple[int, ...],
+    v: tuple[int, ...],
+    sliding: tuple[bool, ...],
+    cached: tuple[bool, ...],
+    recurrent: tuple[bool, ...],
+    trunk: int,
+) -> tuple[tuple[Kind, ...], tuple[int, ...]]:
+    """The different layers there are, and which of them each layer is. MTP layers have no state."""
+    places: dict[Kind, int] = {}
+    listed = []
+    for il, widths in enumerate(zip(k, v, sliding, cached, strict=True)):
+        kind = Kind(*widths, state=recurrent[il] and il < trunk)
+        listed.append(places.setdefault(kind, len(places)))
+    return tuple(places), tuple(listed)
 
 
 def _recurrent(

@@ -8,8 +8,8 @@ src/llama-model.cpp, b11434). Integers that add up to the units give exactly tho
 Must not: know what a unit weighs.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from struct import Struct
 
 _FLOAT = Struct("f")
@@ -38,12 +38,16 @@ def counts(units: int, shares: Sequence[int]) -> tuple[int, ...]:
     for share in shares:
         total = _single(total + _single(share))
         sums.append(total)
-    edges = [_single(sum_ / total) for sum_ in sums]
-    found = [0] * len(shares)
-    for unit in range(units):
-        place = _single(_single(unit) / _single(units))
-        found[min(bisect_right(edges, place), len(shares) - 1)] += 1
-    return tuple(found)
+    starts = [_first_at(_single(sum_ / total), units) for sum_ in sums[:-1]]
+    return tuple(end - start for start, end in pairwise((0, *starts, units)))
+
+
+def _first_at(edge: float, units: int) -> int:
+    """The first unit whose place is not below `edge`: the one that the next device takes."""
+    unit = max(0, min(units, int(edge * units) - 1))
+    while unit < units and _single(_single(unit) / _single(units)) < edge:
+        unit += 1
+    return unit
 
 
 def _single(value: float) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import msgspec
 
 from pannier.gguf.footprint.keys import Keys
-from pannier.gguf.footprint.shape import MOST_LAYERS, Shape
+from pannier.gguf.footprint.shape import MOST_LAYERS, Shape, kinds_of
 from pannier.gguf.footprint.widths import Widths, widths_of
 from pannier.gguf.header import Tensor
 
@@ -31,6 +31,10 @@ def bounding_shape(shape: Shape, keys: Keys, tensors: Iterable[Tensor]) -> Shape
     width_k = max((*shape.k, heads * shape.head_k, _widest(tensors, "attn_k.weight")))
     width_v = max((*shape.v, heads * shape.head_v, _widest(tensors, "attn_v.weight")))
     cached = any(shape.k) or any("attn" in tensor.name for tensor in tensors)
+    k = (_kv_width(tensors, "k", width_k),) * layers
+    v = (_kv_width(tensors, "v", width_v),) * layers
+    caches, states = (cached,) * layers, (state > 0,) * layers
+    kinds, kind_of = kinds_of(k, v, (False,) * layers, caches, states, layers)
     return msgspec.structs.replace(
         shape,
         layers=layers,
@@ -41,12 +45,14 @@ def bounding_shape(shape: Shape, keys: Keys, tensors: Iterable[Tensor]) -> Shape
         ),
         heads=(heads,) * layers,
         kv_heads=(max((*shape.kv_heads, 1)),) * layers,
-        k=(_kv_width(tensors, "k", width_k),) * layers,
-        v=(_kv_width(tensors, "v", width_v),) * layers,
+        k=k,
+        v=v,
         sliding=(False,) * layers,
         window=0,
-        cached=(cached,) * layers,
-        recurrent=(state > 0,) * layers,
+        cached=caches,
+        recurrent=states,
+        kinds=kinds,
+        kind_of=kind_of,
         index=max(shape.index, keys.count("attention.indexer.key_length")),
         state=state,
         compressed=False,

@@ -45,8 +45,8 @@ _UNREAD = ("masked_embd_centroids", "masked_embd_ordering")
 class Weights(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of weights, padded as in a buffer.
 
-    `layers` are what each layer holds but for its experts, `experts` those; `output` goes with the
-    output layer, `tied` is the copy of the embeddings there; `inputs` are on the host always,
+    `layers` are what each layer holds but for its experts, `experts` those, `whole` both; `output`
+    goes with the output layer, `tied` is the copy of the embeddings there; `inputs` are on the host always,
     `first` with the first layer, `everywhere` once on every device that has a layer. `mtp` are the
     layers that are only there when asked for, and are zero in `layers` and `experts`. In RAM the
     embeddings are mostly copied only if their type is repacked for matrix products: `tied_in_ram`.
@@ -54,6 +54,7 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
 
     layers: tuple[int, ...]
     experts: tuple[int, ...]
+    whole: tuple[int, ...]
     mtp: tuple[int, ...]
     mtp_experts: tuple[int, ...]
     inputs: int
@@ -86,9 +87,12 @@ def weights_of(shape: Shape, tensors: Iterable[Tensor]) -> Weights:
             sums[place_name] += size
     asides = aside(shape)
     tied = 0 if has_output or shape.architecture in NO_OUTPUT else embeddings
+    kept = tuple(0 if il in asides else size for il, size in enumerate(plain))
+    kept_experts = tuple(0 if il in asides else size for il, size in enumerate(experts))
     return Weights(
-        layers=tuple(0 if il in asides else size for il, size in enumerate(plain)),
-        experts=tuple(0 if il in asides else size for il, size in enumerate(experts)),
+        layers=kept,
+        experts=kept_experts,
+        whole=tuple(map(int.__add__, kept, kept_experts)),
         mtp=tuple(size if il in asides else 0 for il, size in enumerate(plain)),
         mtp_experts=tuple(size if il in asides else 0 for il, size in enumerate(experts)),
         tied=tied,
