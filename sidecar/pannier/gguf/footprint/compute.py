@@ -107,7 +107,10 @@ def load_of(
 
 
 def _masks(shape: Shape, widths: Widths, cells: Cells, fused: bool, tokens: int) -> tuple[int, int]:
-    """Bytes of the masks and of the largest scores. Without flash attention both are in f32."""
+    """Bytes of the masks and of the largest scores. Without flash attention both are in f32.
+
+    MLA then also makes a V out of its rows, turned, in f16.
+    """
     wide = any(kind.cached and not kind.slides for kind in shape.kinds)
     narrow = any(kind.cached and kind.slides for kind in shape.kinds)
     columns, narrow_columns = cells.per_stream, cells.narrow
@@ -121,7 +124,8 @@ def _masks(shape: Shape, widths: Widths, cells: Cells, fused: bool, tokens: int)
         return masks, 0
     masks += 2 * F32 * tokens * widths.value * (wide + narrow) * cached
     scores = max(widths.heads * columns * wide, widths.narrow_heads * narrow_columns * narrow)
-    return masks, F32 * tokens * scores
+    turned = F32 // 2 * max(shape.k) * columns * cells.streams if shape.compressed else 0
+    return masks, F32 * tokens * scores + turned
 
 
 def _widened(shape: Shape, cells: Cells, widened: tuple[int, int]) -> int:

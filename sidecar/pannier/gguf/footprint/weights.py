@@ -45,11 +45,11 @@ _UNREAD = ("masked_embd_centroids", "masked_embd_ordering")
 class Weights(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of weights, padded as in a buffer.
 
-    `layers` are what each layer holds but for its experts, `experts` those, `whole` both; `output`
-    goes with the output layer, `tied` is the copy of the embeddings there; `inputs` are on the host always,
-    `first` with the first layer, `everywhere` once on every device that has a layer. `mtp` are the
-    layers that are only there when asked for, and are zero in `layers` and `experts`. In RAM the
-    embeddings are mostly copied only if their type is repacked for matrix products: `tied_in_ram`.
+    `layers` are what each layer holds but for its experts, `experts` those, `whole` both. `output`
+    goes with the output layer, `tied` is the copy of the embeddings there; in RAM they are mostly
+    copied only if their type is repacked for matrix products: `tied_in_ram`. `inputs` are on the
+    host always, `first` with the first layer, `everywhere` once on every device that has a layer.
+    `mtp` and `mtp_experts` are layers that are only there when asked for, and zero in the others.
     """
 
     layers: tuple[int, ...]
