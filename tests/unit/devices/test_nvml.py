@@ -136,6 +136,14 @@ def test_processes_of_an_instance_are_its_own(nvml_here):
     ]  # fmt: skip
 
 
+def test_what_the_card_of_an_instance_does_not_tell_is_a_problem_of_the_instance(nvml_here):
+    rig = rigs.MIG.with_card(0, errors={"nvmlDeviceGetPciInfo_v3": int(Code.NO_DATA)})
+    first, second, whole = read(nvml_here, rig).cards
+    assert first.problems == second.problems
+    assert "its PCI bus id could not be read" in first.problems[0]
+    assert (first.pci, whole.problems) == (None, ())
+
+
 def test_a_card_in_mig_mode_without_instances_cannot_be_used(nvml_here):
     card, whole = read(nvml_here, rigs.MIG.with_card(0, instances=())).cards
     assert (card.compute_capable, card.parent, whole.compute_capable) == (False, None, True)
@@ -176,6 +184,12 @@ def test_a_chip_that_is_known_by_name_is_unified_whatever_its_driver_says(nvml_h
     rig = rigs.UNIFIED.with_card(0, total=64 * GIB, used=0, free=64 * GIB)
     (card,) = read(nvml_here, rig).cards
     assert (card.unified, card.total) == (True, rig.ram)
+
+
+def test_a_chip_that_nobody_knows_is_unified_when_its_memory_is_not_supported(nvml_here):
+    rig = rigs.UNIFIED.with_card(0, name="NVIDIA N1X")
+    (card,) = read(nvml_here, rig).cards
+    assert (card.unified, card.total, card.problems) == (True, rig.ram, ())
 
 
 def test_shared_memory_of_which_nothing_is_known_is_a_problem(nvml_here):
@@ -335,11 +349,12 @@ def test_a_lost_card_stays_in_the_list_with_one_problem(nvml_here, function, cod
 
 
 def test_a_lost_card_is_back_as_soon_as_it_is_back(nvml_here):
+    expected = read(nvml_here, rigs.TWO_24)
     session = NvmlSession()
     nvml_here.put(rigs.ONE_LOST)
     assert not session.read(RAM).cards[1].compute_capable
     nvml_here.put(rigs.TWO_24)
-    assert session.read(RAM).cards == read(nvml_here, rigs.TWO_24).cards
+    assert session.read(RAM) == expected
     session.shut_down()
 
 
@@ -384,6 +399,15 @@ def test_one_card_of_several_with_an_unknown_error_is_not_the_loss_of_nvml(nvml_
     reading = read(nvml_here, rig)
     assert reading.lost is None
     assert [card.compute_capable for card in reading.cards] == [False, True]
+
+
+def test_cards_that_all_fail_in_one_field_are_not_the_loss_of_nvml(nvml_here):
+    rig = rigs.TWO_24
+    for index in range(2):
+        rig = rig.with_card(index, errors={COMPUTE: int(Code.UNKNOWN)})
+    reading = read(nvml_here, rig)
+    assert reading.lost is None
+    assert [card.free // MIB for card in reading.cards] == [24070, 24070]
 
 
 def test_a_machine_without_a_driver_is_no_fault_until_it_had_one(nvml_here):
