@@ -210,8 +210,10 @@ def _inline_placement(
     now = {item: text[item.start : item.end] for item in items}
     added: list[str] = []
     missing = dict(wanted)
-    for key in found:
-        mine = [item for item in items if item.path[1] == key]
+    homes: dict[str, list[Assignment]] = {}
+    for item in items:
+        homes.setdefault(item.path[1], []).append(item)
+    for key, mine in homes.items():
         if key not in wanted or not _is_plain(found[key]):
             for item in mine:
                 del now[item]

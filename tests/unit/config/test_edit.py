@@ -1,6 +1,7 @@
 """Changing the placement tables of a file that a person wrote: what stays, and where it goes."""
 
 import tomllib
+from importlib import resources
 
 import pytest
 
@@ -81,6 +82,13 @@ def test_what_was_added_and_is_taken_out_again_leaves_the_same_bytes(text):
     assert edited(edited(text, chat=SPLIT, embed=ON_1)) == text
 
 
+def test_the_example_that_init_writes_is_edited_and_put_back_byte_for_byte():
+    text = resources.files("pannier.config").joinpath("example.toml").read_bytes().decode()
+    result = edited(text, chat=SPLIT)
+    assert result == text + "\n[placement.chat]\ndevices = [0, 1]\ntensor_split = [3, 1]\n"
+    assert edited(result) == text
+
+
 def test_a_further_table_comes_behind_the_last_one():
     text = "[placement.chat]\ndevices = [0] # both\n\n# others\n[server]\n"
     assert edited(text, chat=ON_0, embed=ON_1) == (
@@ -140,6 +148,16 @@ def test_tables_that_are_spread_over_the_file_are_all_taken_out():
         "[memory]\n\n[placement.rerank]\ndevices = [1]\n"
     )
     assert edited(text) == "\n[server]\n\n[memory]\n"
+
+
+def test_blank_lines_go_with_a_table_only_where_a_gap_would_be_left():
+    table = "[placement.chat]\ndevices = [0]\n"
+    assert edited(f"[server]\n\n{table}[memory]\n") == "[server]\n\n[memory]\n"
+    assert edited(f"[server]\n\n{table}\n[memory]\n") == "[server]\n\n[memory]\n"
+    assert edited(f"[server]\n\n\n{table}") == "[server]\n\n"
+    assert edited(f"[server]\n  \n{table}") == "[server]\n  \n"
+    both = table + "\n" + table.replace("chat", "embed")
+    assert edited(f"[server]\n{both}[memory]\n") == "[server]\n[memory]\n"
 
 
 def test_one_of_several_is_taken_out_and_the_others_keep_their_bytes():
