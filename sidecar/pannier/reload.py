@@ -64,7 +64,8 @@ class Preparer:
         config = await asyncio.to_thread(parse, data)
         client_keys, admin_keys = await asyncio.to_thread(read_keys, config.server, self._base)
         server, swap = self._find_engines(config)
-        inventory = await self._ask_engine(config, server)
+        await self._ask_engine(config, server)
+        inventory = await self._read_devices(config, server)
         host = choose_host(config.engine.host, swap.path if swap else None)
         program = swap.path if swap and host == "llama-swap" else None
         files = await asyncio.to_thread(find_files, config, self._base)
@@ -110,18 +111,33 @@ class Preparer:
             raise ConfigError(problems)
         return server, swap
 
-    async def _ask_engine(self, config: Config, server: Program) -> Inventory:
-        """Its devices; and what it understands, when that could be another answer."""
-        question = await asyncio.to_thread(question_of, server.path, config.engine, self._env)
-        if question != self._asked:
-            try:
-                _, features = await probe_llama_server(server.path)
-            except EngineError as error:
-                raise ConfigError([_missing("llama_server", error.message, error.hint)]) from error
-            self._flavour = EngineFlavour(path=server.path, load_mode=features.load_mode)
-            self._asked = question
-        found = await self._monitor.inventory(question)
+    async def devices(self, config: Config) -> Inventory:
+        """The devices for this config as they are now. Raises ConfigError without an engine."""
+        server, _ = self._find_engines(config)
+        return await self._read_devices(config, server)
+
+    async def _read_devices(self, config: Config, server: Program) -> Inventory:
+        found = await self._monitor.inventory(await self._question(config, server))
         return with_reserves(found, config.memory.reserve)
+
+    async def _ask_engine(self, config: Config, server: Program) -> None:
+        """What it understands; asked again only when that could be another answer."""
+        question = await self._question(config, server)
+        if question == self._asked:
+            return
+        try:
+            _, features = await probe_llama_server(server.path)
+        except EngineError as error:
+            raise ConfigError([_missing("llama_server", error.message, error.hint)]) from error
+        self._flavour = EngineFlavour(path=server.path, load_mode=features.load_mode)
+        self._asked = question
+
+    async def _question(self, config: Config, server: Program) -> Question:
+        try:
+            return await asyncio.to_thread(question_of, server.path, config.engine, self._env)
+        except OSError as error:  # it was replaced in this moment
+            message = f"{server.path} cannot be read: {error.strerror}"
+            raise ConfigError([_missing("llama_server", message)]) from error
 
 
 def _missing(

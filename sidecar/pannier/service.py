@@ -24,7 +24,7 @@ from aiohttp import web
 from pannier.config.read_file import read_settled
 from pannier.config.schema import split_listen
 from pannier.config.watch import Signature, has_settled, hints
-from pannier.devices.inventory import Device, Inventory, same_devices
+from pannier.devices.inventory import Device, Inventory, same_devices, with_reserves
 from pannier.devices.join import Ours
 from pannier.devices.monitor import Monitor
 from pannier.devices.nvml import Nvml
@@ -128,7 +128,8 @@ class Service:
 
     def devices_read(self, inventory: Inventory) -> None:
         """Shows a reading; other devices are a reason to plan anew, other free memory is none."""
-        self.snapshots.publish(msgspec.structs.replace(self.snapshots.value, inventory=inventory))
+        shown = with_reserves(inventory, self._prepared.config.memory.reserve)
+        self.snapshots.publish(msgspec.structs.replace(self.snapshots.value, inventory=shown))
         if not same_devices(inventory, self._devices):
             self._devices = inventory
             log.info("the devices of this machine are others now")
@@ -163,13 +164,16 @@ class Service:
             self._wanted.clear()
             await self._reload()
 
-    def _same_devices(self) -> bool:
-        return same_devices(self._prepared.inventory, self._monitor.value)
+    async def _same_devices(self) -> bool:
+        """Whether the devices are those that were planned on; they are read for it."""
+        found = await self._preparer.devices(self._prepared.config)
+        return same_devices(self._prepared.inventory, found)
 
     async def _reload(self) -> None:
         try:
             content = await read_settled(self._path)
-            if content == self._content and not self._files_that_came() and self._same_devices():
+            same = content == self._content and not self._files_that_came()
+            if same and await self._same_devices():
                 self._show_problems(())
                 return
             prepared = await self._preparer.prepare(content)

@@ -175,10 +175,13 @@ async def test_report_54_a_driver_that_goes_silent_stops_nothing_and_is_shown(
     assert seen["config"]["problems"] == []
     assert (await serve.row("a"))["state"] == "ready"
     assert await serve.pid("a") == before
+    generation = seen["generation"]
 
     cards.put(rigs.TWO_24)
     await until(serve, lambda line: line.startswith("[+]"))
-    assert (await serve.readiness())["config"]["notes"] == []
+    seen = await serve.readiness()
+    assert seen["config"]["notes"] == []
+    assert seen["generation"] == generation, "what came back is no reason to plan anew"
     assert await serve.pid("a") == before
 
 
