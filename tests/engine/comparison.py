@@ -30,6 +30,7 @@ class Row:
     kv: float
     compute: float
     truth: Truth
+    promised: bool = True
 
     @property
     def error(self) -> float:
@@ -46,7 +47,7 @@ class Row:
         if int(self.kv) != truth.kv:
             said.append(f"cache {self.kv:.2f} is {truth.kv}")
         total = truth.weights + truth.kv + truth.compute
-        if not -UNDER_MIB <= self.error <= max(OVER_MIB, OVER_SHARE * total):
+        if self.promised and not -UNDER_MIB <= self.error <= max(OVER_MIB, OVER_SHARE * total):
             said.append(f"compute {self.compute:.2f} is {truth.compute} ({self.error:+.1f})")
         return said
 
@@ -57,11 +58,15 @@ class Row:
 def rows(
     model: str, setting: str, footprint: Footprint, devices: list[Truth], host: Truth
 ) -> list[Row]:
-    """Estimate and truth of each device, and of the host."""
+    """Estimate and truth of each device, and of the host.
+
+    The compute of a model that must not be split is not promised where it is split all the same.
+    """
+    promised = footprint.indivisible is None or len(devices) < 2
 
     def row(place: str, share: DeviceShare | HostShare, truth: Truth) -> Row:
         weights, kv, compute = (each / MIB for each in (share.weights, share.kv, share.compute))
-        return Row(model, setting, place, weights, kv, compute, truth)
+        return Row(model, setting, place, weights, kv, compute, truth, promised)
 
     found = [
         row(f"device {number}", share, truth)

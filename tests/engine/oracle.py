@@ -103,7 +103,8 @@ class Oracle:
         """What each device takes, in their order, and the host. Raises Refused."""
         assert not settings.unified or settings.slots == 1, "the planner has no such option"
         flags = launch_flags(settings, self._endpoints)
-        argv = [self._program, "-m", str(file), "-fitp", "on", *flags]
+        # Weights that the CPU keeps in another order are in no line of the answer.
+        argv = [self._program, "-m", str(file), "-fitp", "on", "--no-repack", *flags]
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S, check=False
         )

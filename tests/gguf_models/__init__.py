@@ -9,6 +9,7 @@ Must not: be used where an answer matters. They answer nonsense.
 
 import io
 from pathlib import Path
+from typing import Any
 
 from tests.gguf_models.dense import DENSE
 from tests.gguf_models.draft import Cut
@@ -28,17 +29,17 @@ MODELS = {**DENSE, **UNEVEN, **EXPERTS, **RECURRENT, **ENCODERS}
 __all__ = ["EXPERTS", "MODELS", "PROJECTORS", "WHOLE", "Cut", "header_of", "make", "write"]
 
 
-def make(name: str, cut: Cut = WHOLE, **changed: int) -> GgufWriter:
+def make(name: str, cut: Cut = WHOLE, **changed: Any) -> GgufWriter:
     """A model or projector by name, whole or `cut` down, with single dimensions `changed`."""
     return (MODELS | PROJECTORS)[name](cut, **changed)
 
 
-def write(folder: Path, name: str, cut: Cut = WHOLE, **changed: int) -> Path:
+def write(folder: Path, name: str, cut: Cut = WHOLE, **changed: Any) -> Path:
     """The file of a model in `folder`; it is as large as the real one, and takes no disk."""
     return make(name, cut, **changed).write(folder / f"{name}.gguf")
 
 
-def header_of(name: str, cut: Cut = WHOLE, **changed: int) -> Header:
+def header_of(name: str, cut: Cut = WHOLE, **changed: Any) -> Header:
     """What the reader makes of a model, without a file."""
     writer = make(name, cut, **changed)
     return read_header(io.BytesIO(writer.header()), writer.size)
