@@ -22,6 +22,9 @@ PAD = 256
 MOST_CONTEXT = 1 << 31
 """Tokens; `n_ctx` is an unsigned 32-bit number, and nothing that is known to run needs more."""
 
+MOST_SLOTS = 256
+"""LLAMA_MAX_SEQ, src/llama-cparams.h."""
+
 DRAFTED = 3
 """Tokens that are drafted at once by default: `n_max`, common/common.h."""
 
@@ -47,7 +50,7 @@ class Cells(msgspec.Struct, frozen=True, kw_only=True):
 
 def cells_of(shape: Shape, settings: LaunchSettings) -> Cells:
     """The cells of `shape` launched with `settings`; anything below one counts as one."""
-    slots = max(1, settings.slots)
+    slots = min(max(1, settings.slots), MOST_SLOTS)
     asked = max(1, settings.context) * (1 if settings.unified else slots)
     asked = min(asked, MOST_CONTEXT)
     ubatch = max(1, settings.ubatch)

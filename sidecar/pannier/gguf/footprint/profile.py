@@ -13,7 +13,7 @@ import msgspec
 from pannier.gguf.footprint.architecture import GRADED, KNOWN
 from pannier.gguf.footprint.keys import Keys
 from pannier.gguf.footprint.shape import Shape, shape_of
-from pannier.gguf.footprint.unknown import bounding_shape, bounding_widths
+from pannier.gguf.footprint.unknown import bounding_shape, bounding_weights, bounding_widths
 from pannier.gguf.footprint.weights import Weights, largest_expert, weights_of
 from pannier.gguf.footprint.widths import Widths, widths_of
 from pannier.gguf.header import Header
@@ -104,15 +104,17 @@ def profile_of(header: Header) -> Profile:
     notes = _doubts(keys, shape)
     if notes:
         shape = bounding_shape(shape, keys, header.tensors)
+        weights = bounding_weights(weights_of(shape, header.tensors))
         widths = bounding_widths(shape, keys, header.tensors)
     else:
+        weights = weights_of(shape, header.tensors)
         widths = widths_of(shape, keys, header.tensors)
     if shape.architecture in GRADED:
         notes = (*notes, GRADED[shape.architecture])
     expert, largest = largest_expert(header.tensors)
     return Profile(
         shape=shape,
-        weights=weights_of(shape, header.tensors),
+        weights=weights,
         widths=widths,
         exact=not notes,
         largest_expert=expert,

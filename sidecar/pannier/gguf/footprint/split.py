@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from struct import Struct
 
+LARGEST = 1 << 40
+"""No share that anybody means; sums of such are still exact enough in single precision."""
+
 _FLOAT = Struct("f")
 
 
@@ -25,12 +28,14 @@ def on_devices(units: int, gpu_layers: int | None, devices: int) -> int:
 def counts(units: int, shares: Sequence[int]) -> tuple[int, ...]:
     """Units of each device when `units` are put on devices with these `-ts` shares.
 
-    Shares that are all zero, or negative ones, count as equal: what llama.cpp does with them
-    depends on the memory that is free in that moment.
+    Shares that are all zero, negative or beyond LARGEST count as equal: what llama.cpp does with
+    them depends on the memory that is free in that moment.
     """
+    if not shares:
+        return ()
     if len(shares) == 1 or units == 0:
-        return (units, *(0,) * (len(shares) - 1)) if shares else ()
-    if not any(shares) or min(shares) < 0:
+        return (units, *(0,) * (len(shares) - 1))
+    if not any(shares) or min(shares) < 0 or max(shares) > LARGEST:
         shares = (1,) * len(shares)
     if sum(shares) == units and 0 not in shares:
         return tuple(shares)  # whole units: no unit's place is within a rounding of an edge

@@ -15,6 +15,7 @@ import msgspec
 
 from pannier.gguf.footprint.keys import Keys
 from pannier.gguf.footprint.shape import MOST_LAYERS, Shape, kinds_of
+from pannier.gguf.footprint.weights import Weights
 from pannier.gguf.footprint.widths import Widths, widths_of
 from pannier.gguf.header import Tensor
 
@@ -59,6 +60,11 @@ def bounding_shape(shape: Shape, keys: Keys, tensors: Iterable[Tensor]) -> Shape
         shared_from=None,
         causal=True,
     )
+
+
+def bounding_weights(weights: Weights) -> Weights:
+    """With the tensors that belong to no layer on the device in any case."""
+    return msgspec.structs.replace(weights, first=0, output=weights.output + weights.first)
 
 
 def bounding_widths(shape: Shape, keys: Keys, tensors: Iterable[Tensor]) -> Widths:
