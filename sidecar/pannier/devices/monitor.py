@@ -88,6 +88,7 @@ class Monitor:
         self._clock = clock
         self._seen = Seen()
         self._question: Question | None = None
+        self._answered: Question | None = None
         self._residents: Residents | None = None
         self._requests: deque[tuple[Question, _Answer]] = deque()
         self._woken = asyncio.Event()
@@ -187,6 +188,7 @@ class Monitor:
         now = Moment(
             reading=reading,
             listed=listed,
+            another=question != self._answered,
             host=await self._host(),
             environ=question.env,
             ours=self._residents.ours() if self._residents is not None else Ours(),
@@ -195,6 +197,8 @@ class Monitor:
         self._seen = settle(self._seen, now)
         refused = listed is not None and self._seen.listed is not listed
         self._ask_again = refused or (listed is not None and listed.devices is None)
+        if listed is not None and not self._ask_again:
+            self._answered = question
         self._count(failed=self._ask_again or (bool(reading.lost) and not reading.absent))
 
     def _count(self, *, failed: bool) -> None:

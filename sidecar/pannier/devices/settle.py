@@ -24,7 +24,10 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read now. `listed` is None where the engine was not asked."""
+    """What was read now. `listed` is None where the engine was not asked.
+
+    `another`: the question was not that of the last good list (another engine, other endpoints).
+    """
 
     reading: NvmlReading
     host: HostMemory
@@ -32,6 +35,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     ours: Ours
     read_at: float
     listed: EngineList | None = None
+    another: bool = False
 
 
 def settle(before: Seen, now: Moment) -> Seen:
@@ -39,16 +43,17 @@ def settle(before: Seen, now: Moment) -> Seen:
     silent = _silent(before, now)
     reading = before.reading if silent else now.reading
     broken = _broken_list(before, now, reading) if now.listed is not None else None
-    if broken is not None:
-        return _kept(before, broken)
-    if now.listed is None and silent:
-        return _kept(before, silent)
     stale = f"NVML: {silent}" if silent else None
-    if now.listed is None:
-        inventory = with_memory(
-            before.inventory, reading, host=now.host, ours=now.ours, read_at=now.read_at
+    if silent and (now.listed is None or broken is not None):
+        return _kept(before, before.inventory, silent)
+    if now.listed is None or broken is not None:
+        # The devices are those of before; who holds their memory is NVML's to say.
+        measured = with_memory(
+            before.inventory, now.reading, host=now.host, ours=now.ours, read_at=now.read_at
         )
-        inventory = msgspec.structs.replace(inventory, stale=None)
+        if broken is not None:
+            return _kept(before, measured, broken)
+        inventory = msgspec.structs.replace(measured, stale=None)
         return Seen(listed=before.listed, reading=reading, inventory=inventory)
     made = join(
         now.listed, reading, environ=now.environ, host=now.host, ours=now.ours, read_at=now.read_at
@@ -79,17 +84,22 @@ def _silent(before: Seen, now: Moment) -> str | None:
     return None
 
 
-def _kept(before: Seen, why: str) -> Seen:
-    inventory = msgspec.structs.replace(before.inventory, stale=why)
-    return msgspec.structs.replace(before, inventory=inventory)
+def _kept(before: Seen, inventory: Inventory, why: str) -> Seen:
+    stale = msgspec.structs.replace(inventory, stale=why)
+    return msgspec.structs.replace(before, inventory=stale)
 
 
 def _broken_list(before: Seen, now: Moment, reading: NvmlReading) -> str | None:
-    """Why the engine's answer is not to be believed; there is nothing to keep at the first one."""
+    """Why the engine's answer is not to be believed; there is nothing to keep at the first one.
+
+    Another engine may well have no CUDA; the same one does not lose it while its cards are there.
+    """
     if now.listed is None or not before.inventory.devices:
         return None
     if now.listed.devices is None:
         return f"the engine did not list its devices: {now.listed.reason or 'it said nothing'}"
+    if now.another:
+        return None
     had = {each.uuid for each in before.inventory.devices if each.nvml_index is not None}
     there = [card for card in reading.cards if card.compute_capable and card.uuid in had]
     if there and not any(each.backend == "cuda" for each in now.listed.devices):

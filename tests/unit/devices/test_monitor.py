@@ -217,11 +217,10 @@ async def test_memory_that_moves_is_told_and_is_no_other_inventory():
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize("broken", [EngineList(reason="it hung"), EngineList(devices=())])
-async def test_one_broken_answer_never_loses_what_runs(broken):
+async def test_one_broken_answer_never_loses_what_runs():
     async with Machine(cards(0, 1), listed(0, 1), pids=(7,)) as machine:
         before = await machine.start()
-        machine.answer = broken
+        machine.answer = EngineList(reason="it hung")
         other = Question(server="/opt/other", env=ENV)
         kept = await machine.monitor.inventory(other)
         assert same_devices(kept, before)
@@ -232,6 +231,29 @@ async def test_one_broken_answer_never_loses_what_runs(broken):
         await asyncio.sleep(LONGEST_S)
         assert machine.monitor.value.stale is None
         assert machine.asked[-1] == other
+
+
+@pytest.mark.looptime
+async def test_an_engine_that_loses_cuda_with_one_of_its_cards_is_asked_until_it_is_back():
+    async with Machine(cards(0, 1), listed(0, 1), pids=(7,)) as machine:
+        before = await machine.start()
+        machine.driver.reading, machine.answer = cards(1), EngineList(devices=())
+        await asyncio.sleep(WHILE_RESIDENT_S + 0.5)
+        assert machine.monitor.value.stale
+        assert same_devices(machine.monitor.value, before)
+        machine.answer = listed(1)
+        await asyncio.sleep(LONGEST_S)
+        assert [each.label for each in machine.monitor.value.devices] == ["CUDA1"]
+        assert machine.monitor.value.stale is None
+
+
+@pytest.mark.looptime
+async def test_another_engine_without_cuda_is_believed():
+    async with Machine(cards(0, 1), listed(0, 1)) as machine:
+        await machine.start()
+        machine.answer = EngineList(devices=())
+        found = await machine.monitor.inventory(Question(server="/opt/cpu", env=ENV))
+        assert (found.engine_backend, found.stale) == ("cpu", None)
 
 
 @pytest.mark.looptime

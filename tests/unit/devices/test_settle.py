@@ -38,10 +38,10 @@ def listed(*numbers):
     )  # fmt: skip
 
 
-def after(before, reading, engine=None, read_at=1.0):
+def after(before, reading, engine=None, read_at=1.0, another=False):
     now = Moment(
         reading=reading, listed=engine, host=HostMemory(), environ=ENVIRON, ours=Ours(),
-        read_at=read_at,
+        read_at=read_at, another=another,
     )  # fmt: skip
     return settle(before, now)
 
@@ -85,6 +85,8 @@ def test_nvml_that_never_spoke_is_not_lost():
 def test_a_silent_engine_keeps_what_it_said_before():
     silent = after(TWO, cards(0, 1), EngineList(reason="took too long and was stopped"))
     assert silent.inventory.devices == TWO.inventory.devices
+    full = after(TWO, cards(0, 1, free=1), EngineList(reason="it hung"))
+    assert [each.free for each in full.inventory.devices] == [GIB, GIB]
     assert "took too long" in (silent.inventory.stale or "")
     assert silent.listed == TWO.listed
     assert after(silent, cards(0, 1), listed(0, 1)).inventory.stale is None
@@ -99,6 +101,14 @@ def test_an_engine_that_drops_cards_which_nvml_still_sees_is_not_believed():
     broken = after(TWO, cards(0, 1), EngineList(devices=()))
     assert broken.inventory.devices == TWO.inventory.devices
     assert "while NVML sees 2 cards" in (broken.inventory.stale or "")
+
+
+def test_another_engine_is_believed_when_it_has_no_cuda_and_not_when_it_says_nothing():
+    cpu = after(TWO, cards(0, 1), EngineList(devices=()), another=True)
+    assert (cpu.inventory.engine_backend, cpu.inventory.stale) == ("cpu", None)
+    assert len(cpu.inventory.unused) == 2
+    silent = after(TWO, cards(0, 1), EngineList(reason="it hung"), another=True)
+    assert silent.inventory.devices == TWO.inventory.devices
 
 
 def test_cards_that_are_gone_by_both_are_gone():
