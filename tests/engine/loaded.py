@@ -17,31 +17,38 @@ from tests.engine.serving import free_port
 
 from pannier.gguf.footprint.values import LaunchSettings
 
-_BUFFER = re.compile(
+_LINE = re.compile(
     r"(?P<who>\w+): +(?P<name>\S+) +(?P<what>model|KV|RS|compute) buffer size"
-    r" = +(?P<mib>[\d.]+) MiB"
+    r" = +(?P<mib>[\d.]+) MiB|(?P<begins>constructing llama_context)"
 )
 _PROJECTOR = re.compile(r"load_hparams: model size: +([\d.]+) MiB")
 
 
 @dataclass
-class Allocated:
-    """MiB by the name of a buffer's place; `lines` is how many roundings a number is made of."""
+class Buffers:
+    """MiB of one model and its context, by the name of a buffer's place."""
 
     weights: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     kv: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     compute: dict[str, float] = field(default_factory=dict)
-    encoder: dict[str, float] = field(default_factory=dict)
-    projector: float = 0.0
-    copies: int = 1
-    lines: int = 0
 
-    def on(self, endpoint: str) -> tuple[float, float, float, float]:
-        """Weights, cache, compute and the compute of the projector on a device."""
-        tables = (self.weights, self.kv, self.compute, self.encoder)
-        return tuple(  # type: ignore[return-value]  # four, as there are tables
-            sum(mib for name, mib in table.items() if f"[{endpoint}]" in name) for table in tables
+    def on(self, endpoint: str) -> tuple[float, float, float]:
+        """Weights, cache and compute on a device."""
+        weights, kv, compute = (
+            sum(mib for name, mib in table.items() if f"[{endpoint}]" in name)
+            for table in (self.weights, self.kv, self.compute)
         )
+        return weights, kv, compute
+
+
+@dataclass
+class Allocated:
+    """All of a server: the model, what drafts for it, and the projector."""
+
+    model: Buffers = field(default_factory=Buffers)
+    draft: Buffers = field(default_factory=Buffers)
+    projector: float = 0.0
+    encoder: dict[str, float] = field(default_factory=dict)
 
 
 def load(
@@ -51,6 +58,7 @@ def load(
     port, log_file = free_port(), file.with_suffix(".log")
     argv = [server, "-m", str(file), "--host", "127.0.0.1", "--port", str(port), "-lv", "4"]
     argv += ["-fit", "off", *launch_flags(settings, endpoints), *more]
+    argv += ["--spec-type", "draft-mtp"] if settings.mtp else []
     argv += ["-kvu"] if settings.unified and settings.slots > 1 else []
     argv += {"none": [], "embed": ["--embeddings"], "rerank": ["--rerank"]}[settings.pooling]
     with log_file.open("wb") as log:
@@ -66,21 +74,26 @@ def load(
 
 
 def parse(said: str) -> Allocated:
-    """The last reservation of compute counts; a cache may have several buffers in one place."""
-    found = Allocated()
-    for line in _BUFFER.finditer(said):
+    """The last reservation of compute counts; a cache may have several buffers in one place.
+
+    The second model and the second context that are made are those of the draft.
+    """
+    found, contexts = Allocated(), 0
+    for line in _LINE.finditer(said):
+        if line["begins"]:
+            contexts += 1
+            continue
         name, mib = line["name"], float(line["mib"])
         if line["who"] == "reserve_compute_meta":
             found.encoder[name] = mib
+        elif line["what"] == "model":
+            (found.draft if contexts else found.model).weights[name] += mib
         elif line["what"] == "compute":
-            found.compute[name] = mib
+            (found.draft if contexts > 1 else found.model).compute[name] = mib
         else:
-            (found.weights if line["what"] == "model" else found.kv)[name] += mib
-            found.lines += 1
+            (found.draft if contexts > 1 else found.model).kv[name] += mib
     if size := _PROJECTOR.search(said):
         found.projector = float(size[1])
-    if copies := re.findall(r"sched copies = (\d+)", said):
-        found.copies = int(copies[-1])
     return found
 
 

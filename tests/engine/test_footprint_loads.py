@@ -6,12 +6,14 @@ The vocabulary is small as well, so that each loads in a moment; all other dimen
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.engine.comparison import OVER_MIB, UNDER_MIB
 from tests.engine.loaded import Allocated, load
 from tests.engine.oracle import MIB, rpc_devices
 from tests.gguf_models import Cut, header_of, write
+from tests.gguf_models.draft import Vocabulary
 
 from pannier.gguf.footprint.estimate import footprint
 from pannier.gguf.footprint.profile import profile_of
@@ -47,20 +49,18 @@ def launch(
     layers: int,
     devices: int = 1,
     less: Mapping[str, int] = NOTHING_LESS,
-    **settings: object,
+    **settings: Any,
 ) -> Launch:
     if devices == 2:
         settings.setdefault("split", (1, 1))
-    made = LaunchSettings(
-        **{"context": 2048, "devices": ("rpc",) * devices, **settings}  # type: ignore[arg-type]
-    )
+    made = LaunchSettings(**{"context": 2048, "devices": ("rpc",) * devices, **settings})
     return Launch(model, layers, made, {"vocabulary": WORDS, **less})
 
 
-Q8 = {"kv_k": "q8_0", "kv_v": "q8_0"}
+Q8: dict[str, Any] = {"kv_k": "q8_0", "kv_v": "q8_0"}
 NARROW = {"width": 2048, "inner": 4096, "heads": 16, "experts": 8, "lead": 1}
-EMBED = {"pooling": "embed", "batch": 512}
-RERANK = {"pooling": "rerank", "batch": 512}
+EMBED: dict[str, Any] = {"pooling": "embed", "batch": 512}
+RERANK: dict[str, Any] = {"pooling": "rerank", "batch": 512}
 
 # A last device with a single layer takes less than is told, since only the rows that are asked
 # for leave that layer: each has two. States are loaded on one device: with two, the first decode
@@ -102,11 +102,10 @@ def endpoints(llama_server: str, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def compare(mine: Footprint, real: Allocated, endpoints: list[str]) -> None:
-    near = ROUNDED * max(real.lines, 1)
     for number, (share, endpoint) in enumerate(zip(mine.devices, endpoints, strict=False)):
-        weights, kv, compute, _ = real.on(endpoint)
-        assert share.weights / MIB == pytest.approx(weights, abs=near), f"weights of {number}"
-        assert share.kv / MIB == pytest.approx(kv, abs=near), f"cache of {number}"
+        weights, kv, compute = real.model.on(endpoint)
+        assert share.weights / MIB == pytest.approx(weights, abs=ROUNDED), f"weights of {number}"
+        assert share.kv / MIB == pytest.approx(kv, abs=2 * ROUNDED), f"cache of {number}"
         over = share.compute / MIB - compute
         assert -UNDER_MIB <= over <= OVER_MIB, f"compute of {number}: {over:+.2f} on {compute}"
 
@@ -116,13 +115,13 @@ def test_a_real_load_takes_what_the_footprint_says(
     one: Launch, llama_server: str, endpoints: list[str], tmp_path: Path
 ) -> None:
     # A reranker's server reads a pair once to learn how it is written, which takes words.
-    words = "full" if one.settings.pooling == "rerank" else "none"
+    words: Vocabulary = "full" if one.settings.pooling == "rerank" else "none"
     cut = Cut(words, one.layers)
     file = write(tmp_path, one.model, cut, **one.changed)
     real = load(llama_server, file, one.settings, endpoints, "--no-warmup")
     mine = footprint(profile_of(header_of(one.model, cut, **one.changed)), one.settings)
-    assert real.weights
-    assert real.compute
+    assert real.model.weights
+    assert real.model.compute
     compare(mine, real, endpoints)
 
 
@@ -141,7 +140,47 @@ def test_a_projector_is_on_the_first_device_with_all_that_an_image_takes(
     compare(mine, real, endpoints)
     assert real.projector > 100, "the log no longer tells the size of a projector"
     first, *others = mine.devices
-    taken = real.projector + real.on(endpoints[0])[3]
+    encoder = sum(mib for name, mib in real.encoder.items() if endpoints[0] in name)
+    taken = real.projector + encoder
     assert -UNDER_MIB <= first.projector / MIB - taken <= OVER_MIB
     assert not any(share.projector for share in others)
-    assert real.on(endpoints[1])[3] == 0
+    assert not any(endpoints[1] in name for name in real.encoder)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_draft_is_where_the_model_is_with_all_that_it_takes(
+    devices: int, llama_server: str, endpoints: list[str], tmp_path: Path
+) -> None:
+    settings = launch("llama32-1b", 6, devices, slots=2).settings
+    files = {}
+    for name, layers in (("model", 6), ("draft", 5)):
+        (tmp_path / name).mkdir()
+        files[name] = write(tmp_path / name, "llama32-1b", Cut("full", layers), vocabulary=WORDS)
+    more = ("-md", str(files["draft"]), "--no-warmup")
+    real = load(llama_server, files["model"], settings, endpoints, *more)
+    whole, small = (
+        profile_of(header_of("llama32-1b", Cut("full", layers), vocabulary=WORDS))
+        for layers in (6, 5)
+    )
+    mine = footprint(whole, settings, draft=small)
+    compare(mine, real, endpoints)
+    assert_drafts(mine, real, endpoints)
+
+
+def test_layers_that_predict_further_tokens_draft_with_a_cache_of_their_own(
+    llama_server: str, endpoints: list[str], tmp_path: Path
+) -> None:
+    settings = launch("qwen35-35b-a3b", 6, slots=2, mtp=True).settings
+    cut, less = Cut("full", 6), {"vocabulary": WORDS, "experts": 16}
+    file = write(tmp_path, "qwen35-35b-a3b", cut, **less)
+    real = load(llama_server, file, settings, endpoints, "--no-warmup")
+    mine = footprint(profile_of(header_of("qwen35-35b-a3b", cut, **less)), settings)
+    compare(mine, real, endpoints)
+    assert_drafts(mine, real, endpoints)
+
+
+def assert_drafts(mine: Footprint, real: Allocated, endpoints: list[str]) -> None:
+    assert real.draft.compute, "the server did not draft"
+    for share, endpoint in zip(mine.devices, endpoints, strict=False):
+        over = share.draft / MIB - sum(real.draft.on(endpoint))
+        assert -UNDER_MIB <= over <= OVER_MIB, f"{over:+.2f}"
