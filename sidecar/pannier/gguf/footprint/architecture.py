@@ -70,6 +70,12 @@ SHARED_KV_FROM = {"gemma3n": 20}
 TIED_TWICE = frozenset({"gemma3n", "gemma4"})
 """Ask for the copy of the embeddings before the embeddings, and get both: src/models/*.cpp."""
 
+SENDS_BACK = _names("mamba mamba2 jamba nemotron_h nemotron_h_moe")
+"""Whose first mixer after a border is computed on both sides of it (seen in b11434's splits)."""
+
+UNEVEN = SENDS_BACK | {"openelm"}
+"""Whose buffers on several devices depend on which layers these have: they are the widest here."""
+
 INDEXED = frozenset({"deepseek32", "glm-dsa"})
 """Keep one more row of K per token for the indexer: src/llama-kv-cache-dsa.cpp."""
 

@@ -37,7 +37,9 @@ devices (a layer's input and the norm of it)."""
 
 HOST_ROWS = 4
 HOST_ROWS_COPIED = 10
-"""Rows of a token in pinned RAM when all layers are on devices: without and with a pipeline."""
+HOST_ROWS_WIDE = 37
+"""Rows of a token in pinned RAM when all layers are on devices: without a pipeline and with one;
+in quarters where a row of the embeddings is wider than the model."""
 
 INDEXED_CELL = 10
 """Bytes per token and cell of an indexer's scores, their order and the mask made of them."""
@@ -55,7 +57,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     `masks` are the attention masks and the places of V, `scores` the largest matrix of scores or a
     cache made anew, `copies` of inputs. `entering`: the embeddings enter on a device; `split`:
     layers are in RAM too; `attends`: attention runs where the layer is; `rotated`: K is turned
-    before it is quantized; `kept`: the experts of layers on devices that are computed in RAM.
+    before it is quantized; `kept`: the experts of layers on devices that are computed in RAM;
+    `shared`: a cache in RAM that layers on devices read, which is copied to them.
     """
 
     tokens: int
@@ -66,6 +69,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     entering: bool
     split: bool = False
     attends: bool = True
+    shared: int = 0
     rotated: bool = False
     kept: Kept = "none"
 
@@ -101,6 +105,7 @@ def load_of(
         entering=whole and widths.enters,
         split=not whole,
         attends=settings.kv_offload or not fused,
+        shared=_shared(shape, cells),
         rotated=settings.kv_k not in ("f16", "f32", "bf16"),
         kept=kept,
     )
@@ -142,6 +147,17 @@ def _widened(shape: Shape, cells: Cells, widened: tuple[int, int]) -> int:
     )
 
 
+def _shared(shape: Shape, cells: Cells) -> int:
+    """Bytes of the caches that layers without one of their own read: two of each kind, in f16."""
+    if shape.shared_from is None:
+        return 0
+    return cells.streams * sum(
+        4 * (kind.k + kind.v) * (cells.narrow if kind.slides else cells.per_stream)
+        for kind in shape.kinds
+        if kind.cached
+    )
+
+
 def device_bytes(
     shape: Shape, widths: Widths, load: Load, cells: Cells, first: bool, last: bool
 ) -> int:
@@ -151,11 +167,12 @@ def device_bytes(
     rows = _rows(shape, widths, load, enters, first)
     wide = enters and widths.input > shape.embd
     stage = token * (widths.dense_stage if load.kept == "all" else widths.stage)
-    stage += widths.state * cells.slots
-    scattered = 0
+    stage += widths.state * cells.slots + token * (widths.gathered if load.kept != "none" else 0)
+    scattered = 0 if enters else token * widths.scattered_alone
     if load.copies > 1:
-        rows += _copied_rows(shape, widths, load.copies, enters, first, last)
+        rows += _copied_rows(shape, widths, load, enters, first, last)
         scattered = token * widths.scattered
+        stage += 0 if first else token * widths.mixed
     if load.scores:
         stage = max(stage, load.scores + token * widths.beside + min(scattered, load.scores))
     if not load.attends:
@@ -163,7 +180,11 @@ def device_bytes(
     if last:
         logits = F32 * load.outputs * (widths.logits + shape.embd)
         stage = stage + logits if wide else max(stage, logits + min(scattered, logits))
+    if load.copies == 1 and enters:
+        stage += token * widths.loose
     held = token * (widths.held * load.copies + widths.chosen)
+    if load.split:
+        held += load.shared
     if widths.chosen:
         stage += INDEXED_CELL * load.tokens * cells.per_stream
     masks = load.masks * load.copies if load.attends else 0
@@ -177,20 +198,19 @@ def _rows(shape: Shape, widths: Widths, load: Load, enters: bool, first: bool) -
         rows += shape.embd if load.rotated and shape.window else 0
     elif load.copies > 1:
         rows = ROWS * shape.embd
+    elif first and not load.split:
+        rows = shape.embd  # the embeddings were added up in RAM
     else:
         rows = (ROWS + 1) * shape.embd + (widths.piped if shape.window else 0)
-    if load.kept != "none":
-        rows += widths.gathered
+    if load.copies == 1 and not first:
+        rows += widths.returning
     if load.split and first:
         rows += widths.border + widths.crossing // 4
-        rows += 10 * shape.embd + widths.held if widths.held else 0
-    elif load.split:
-        rows += 3 * shape.embd if widths.held else 0
     return rows
 
 
 def _copied_rows(
-    shape: Shape, widths: Widths, copies: int, enters: bool, first: bool, last: bool
+    shape: Shape, widths: Widths, load: Load, enters: bool, first: bool, last: bool
 ) -> int:
     """Floats per token of what comes in from outside in every copy, and once more with it."""
     wide = widths.input > shape.embd
@@ -202,7 +222,8 @@ def _copied_rows(
         entering += widths.crossing
     if not last:
         entering += widths.returning
-    return copies * entering + widths.piped + widths.streams + once
+    once += widths.turned if load.rotated else 0
+    return load.copies * entering + widths.piped + widths.streams + once
 
 
 def host_bytes(
@@ -218,13 +239,18 @@ def host_bytes(
 ) -> int:
     """The compute buffer of the host: `layers` of its own, `experts` of others, or their caches."""
     token = F32 * load.tokens
-    rows = HOST_ROWS_COPIED if load.copies > 1 else HOST_ROWS
-    size = token * rows * widths.input + load.masks * load.copies + SLACK
-    size += token * widths.held
+    rows = HOST_ROWS * widths.input
+    if load.copies > 1:
+        wide = widths.input > shape.embd
+        rows = HOST_ROWS_WIDE * widths.input // 4 if wide else HOST_ROWS_COPIED * widths.input
+    rows += 0 if widths.enters else shape.embd
+    masks = load.masks * (2 if widths.chosen else 1)
+    size = token * (rows + widths.held) + masks * load.copies + SLACK
     if not (layers or experts or attends):
         return size
     stage = token * widths.experts if experts else 0
     if layers:
+        size += token * widths.chosen
         stage = max(stage, token * widths.stage + widths.state * cells.slots)
     if attends or layers:
         stage = max(stage, load.scores + token * widths.beside)

@@ -9,6 +9,7 @@ Must not: choose any setting.
 
 import msgspec
 
+from pannier.gguf.footprint.architecture import UNEVEN
 from pannier.gguf.footprint.cache import DRAFTED, mtp_bytes, snapshot_bytes
 from pannier.gguf.footprint.compute import device_bytes, host_bytes
 from pannier.gguf.footprint.launch import Launch, launch_of, overhead_of, place_bytes
@@ -16,6 +17,11 @@ from pannier.gguf.footprint.profile import Profile
 from pannier.gguf.footprint.projector import Projector
 from pannier.gguf.footprint.split import counts
 from pannier.gguf.footprint.values import DeviceShare, Footprint, HostShare, LaunchSettings
+
+_UNEVEN = (
+    "split, the buffers of this architecture depend on where its layers are divided:"
+    " they are an upper bound"
+)
 
 _REFUSED = "flash attention is off: llama-server refuses a quantized cache of V without it"
 
@@ -40,6 +46,9 @@ def footprint(
     host = _host(profile, settings, launch, runs)
     notes = _notes(settings, launch)
     exact = profile.exact
+    if profile.architecture in UNEVEN and sum(run > 0 for run in runs) > 1:
+        exact = False
+        notes += (_UNEVEN,)
     if settings.mtp and profile.drafts:
         devices, host = _with_mtp(profile, settings, launch, devices, host)
     if projector is not None:

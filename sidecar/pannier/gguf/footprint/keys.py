@@ -44,9 +44,14 @@ class Keys:
             return values * layers
         return (values + (0,) * layers)[:layers]
 
+    def flag(self, name: str, missing: bool) -> bool:
+        """A yes or no of the architecture."""
+        found = self._found(name)
+        return bool(found) if isinstance(found, int | float) else missing
+
     def array(self, name: str) -> tuple[int, ...] | None:
-        """The elements of an array; None when there is no such array."""
-        return self._values(name) if isinstance(self._found(name), Array) else None
+        """The elements of an array of numbers or of flags; None when there is no such array."""
+        return self._values(name, flags=True) if isinstance(self._found(name), Array) else None
 
     def length(self, key: str) -> int:
         """How many elements the array at a full key has; 0 when it is none."""
@@ -56,16 +61,18 @@ class Keys:
     def _found(self, name: str) -> object:
         return self._metadata.get(f"{self.architecture}.{name}")
 
-    def _values(self, name: str) -> tuple[int, ...] | None:
+    def _values(self, name: str, flags: bool = False) -> tuple[int, ...] | None:
         found = self._found(name)
         if found is None:
             return None
         listed = found.values if isinstance(found, Array) else (found,)
-        if not listed or not all(_usable(value) for value in listed):
+        if not listed or not all(_usable(value, flags) for value in listed):
             self.odd.add(name)
             return None
         return tuple(int(value) for value in listed if isinstance(value, int | float))
 
 
-def _usable(value: object) -> bool:
+def _usable(value: object, flags: bool) -> bool:
+    if isinstance(value, bool):
+        return flags  # llama.cpp refuses a flag where it wants a number
     return isinstance(value, int | float) and 0 <= value < LARGEST

@@ -99,12 +99,9 @@ def shape_of(keys: Keys) -> Shape:
     head_v = keys.count("attention.value_length", width)
     recurrent = _recurrent(keys, name, layers, trunk, kv_heads)
     window, sliding = _sliding(keys, name, layers, trunk, recurrent)
-    narrow_k = keys.count("attention.key_length_swa", head_k)
-    narrow_v = keys.count("attention.value_length_swa", head_v)
-    widths = list(zip(kv_heads, sliding, strict=True))
     cached = _cached(keys, name, layers, trunk, recurrent)
-    k = tuple(count * (narrow_k if slides else head_k) for count, slides in widths)
-    v = tuple(count * (narrow_v if slides else head_v) for count, slides in widths)
+    k = _rows(keys, "attention.key_length", head_k, kv_heads, sliding)
+    v = _rows(keys, "attention.value_length", head_v, kv_heads, sliding)
     kinds, kind_of = kinds_of(k, v, sliding, cached, recurrent, trunk)
     return Shape(
         architecture=name,
@@ -133,9 +130,20 @@ def shape_of(keys: Keys) -> Shape:
         experts=keys.count("expert_count"),
         used=keys.count("expert_used_count"),
         per_layer_embd=keys.count("embedding_length_per_layer_input"),
-        causal=keys.count("attention.causal", 0 if name in NO_CACHE else 1) > 0,
+        causal=keys.flag("attention.causal", name not in NO_CACHE),
         pooled=keys.count("pooling_type"),
         labels=max(1, keys.length(f"{name}.classifier.output_labels")),
+    )
+
+
+def _rows(
+    keys: Keys, name: str, head: int, kv_heads: tuple[int, ...], sliding: tuple[bool, ...]
+) -> tuple[int, ...]:
+    """The width of a row of K or V of each layer."""
+    narrow = keys.count(f"{name}_swa", head)
+    return tuple(
+        count * (narrow if slides else head)
+        for count, slides in zip(kv_heads, sliding, strict=True)
     )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from pannier.gguf.footprint.architecture import BOTH, NO_LOGITS
+from pannier.gguf.footprint.architecture import BOTH, NO_LOGITS, SENDS_BACK
 from pannier.gguf.footprint.keys import Keys
 from pannier.gguf.footprint.shape import Shape
 from pannier.gguf.header import Tensor
@@ -31,9 +31,6 @@ and rwkv7-base.cpp."""
 _STREAMS = frozenset({"gemma3n"})
 """Carry several rows of a token from layer to layer at once: `n_altup`, src/models/gemma3n.cpp."""
 
-_SENDS_BACK = frozenset({"mamba", "mamba2", "jamba", "nemotron_h", "nemotron_h_moe"})
-"""Whose first mixer after a border is computed on both sides of it (seen in b11434's splits)."""
-
 
 class Widths(msgspec.Struct, frozen=True, kw_only=True):
     """Floats per token.
@@ -49,8 +46,10 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True):
     Without flash attention a layer has `heads` rows of scores, a sliding one `narrow_heads`, and
     `beside` them; `value` is the widest row of V. In a pipeline every copy also has `crossing` on
     devices but the first and `returning` on devices but the last; `piped` and `streams` are once
-    on each, and `scattered` is what logits and scores cannot reuse there. `logits` is the width of
-    an output row. `state` is in bytes for each slot, not per token.
+    on each, `turned` where K is quantized, and `mixed` with a stage after the first device.
+    `scattered` is what logits and scores cannot reuse there; without a pipeline that is
+    `scattered_alone` where layers are in RAM, and a stage is `loose` where the embeddings enter.
+    `logits` is the width of an output row. `state` is in bytes for each slot, not per token.
     """
 
     stage: int
@@ -73,6 +72,10 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True):
     piped: int
     streams: int
     scattered: int
+    scattered_alone: int
+    mixed: int
+    loose: int
+    turned: int
     logits: int
     state: int
 
@@ -100,7 +103,7 @@ def widths_of(shape: Shape, keys: Keys, tensors: Iterable[Tensor]) -> Widths:
     crossing, returning = _between(shape, layers)
     attends = [il for il in range(shape.trunk) if not shape.recurrent[il] or shape.cached[il]]
     return Widths(
-        stage=max(stage, experts) + _loose(shape),
+        stage=max(stage, experts) + (5 * shape.embd if shape.architecture in _STREAMS else 0),
         dense_stage=stage,
         experts=experts,
         border=_border(shape, layers),
@@ -120,16 +123,13 @@ def widths_of(shape: Shape, keys: Keys, tensors: Iterable[Tensor]) -> Widths:
         piped=_piped(shape, layers),
         streams=33 * shape.embd if shape.architecture in _STREAMS else 0,
         scattered=_scattered(shape, layers),
+        scattered_alone=_scattered_alone(shape, layers),
+        mixed=4 * shape.embd if shape.architecture in _WKV_STAGES else 0,
+        loose=13 * shape.embd // 4 if shape.architecture in BOTH else 0,
+        turned=3 * shape.embd if any("shortconv.in_proj" in dims for dims in layers) else 0,
         logits=shape.embd if shape.architecture in NO_LOGITS else shape.vocab,
         state=4 * shape.state if any(shape.recurrent) else 0,
     )
-
-
-def _loose(shape: Shape) -> int:
-    """What the allocator cannot fill between rows of unlike sizes."""
-    if shape.architecture in _STREAMS:
-        return 5 * shape.embd
-    return 13 * shape.embd // 4 if shape.architecture in BOTH else 0
 
 
 def _out(dims: Dims, name: str) -> int:
@@ -228,10 +228,10 @@ def _between(shape: Shape, layers: list[dict[str, tuple[int, ...]]]) -> tuple[in
     """What recurrent layers send to the next device, and back: parts of the layer at the border."""
     embd = shape.embd
     if shape.architecture in _WKV_STAGES:
-        return 5 * embd // 2, embd
+        return 3 * embd // 2, embd
     if not any("ssm_in" in dims for dims in layers):
         return 0, 0
-    if shape.architecture not in _SENDS_BACK:
+    if shape.architecture not in SENDS_BACK:
         return embd // 4, embd // 4
     return (
         max(_out(dims, "ssm_in") for dims in layers),
@@ -250,7 +250,23 @@ def _scattered(shape: Shape, layers: list[dict[str, tuple[int, ...]]]) -> int:
     """Where experts are beside a shared one, rows lie high in the buffer and split what is free."""
     if shape.per_layer_embd or shape.architecture in _STREAMS:
         return 47 * shape.embd
-    return 7 * shape.embd if any("ffn_down_shexp" in dims for dims in layers) else 0
+    query = _widest_query(layers)
+    if any("ffn_down_shexp" in dims for dims in layers) and _fits(shape, layers):
+        return 7 * shape.embd
+    return query if query < shape.embd else 0
+
+
+def _fits(shape: Shape, layers: list[dict[str, tuple[int, ...]]]) -> bool:
+    """Whether the experts' ways down fit into what their ups and gates leave."""
+    inner = max((_in(dims, "ffn_down_exps") for dims in layers), default=0)
+    return shape.embd <= 2 * inner
+
+
+def _scattered_alone(shape: Shape, layers: list[dict[str, tuple[int, ...]]]) -> int:
+    """The same without a pipeline, where the first layers are in RAM."""
+    if shape.per_layer_embd or not any("ffn_down_shexp" in dims for dims in layers):
+        return 0
+    return (7 if _fits(shape, layers) else 9) * shape.embd
 
 
 def _border(shape: Shape, layers: list[dict[str, tuple[int, ...]]]) -> int:
@@ -266,7 +282,7 @@ def _border(shape: Shape, layers: list[dict[str, tuple[int, ...]]]) -> int:
         return 3 * shape.embd if any("ssm_in" in dims for dims in layers) else 0
     if shape.used < 8:
         return 2 * shape.embd
-    return (shape.used + 2 if shape.embd <= 2 * inner else 3) * shape.embd
+    return (shape.used + 2 if _fits(shape, layers) else 3) * shape.embd
 
 
 def _away(shape: Shape, layers: list[dict[str, tuple[int, ...]]]) -> int:
