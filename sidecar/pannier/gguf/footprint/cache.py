@@ -108,10 +108,15 @@ def row_bytes(kind: str, elements: int) -> int:
     return -(-elements // known.block) * known.size
 
 
-def mtp_bytes(shape: Shape, settings: LaunchSettings, cells: Cells) -> list[int]:
-    """Bytes of cache of every layer in the second context that drafts with the MTP layers."""
+def mtp_bytes(shape: Shape, cells: Cells) -> list[int]:
+    """Bytes of cache of every layer in the second context that drafts with the MTP layers.
+
+    In f16, whatever the types of the main one (`common_base_params_to_speculative`,
+    common/speculative.cpp).
+    """
+    plain = LaunchSettings(context=1)
     return [
-        _rows(shape, settings, cells, k, v) * cells.per_stream if il >= shape.trunk else 0
+        _rows(shape, plain, cells, k, v) * cells.per_stream if il >= shape.trunk else 0
         for il, (k, v) in enumerate(zip(shape.k, shape.v, strict=True))
     ]
 

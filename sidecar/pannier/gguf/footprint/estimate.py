@@ -10,7 +10,7 @@ Must not: choose any setting.
 import msgspec
 
 from pannier.gguf.footprint.architecture import UNEVEN
-from pannier.gguf.footprint.cache import DRAFTED, mtp_bytes, snapshot_bytes
+from pannier.gguf.footprint.cache import mtp_bytes, snapshot_bytes
 from pannier.gguf.footprint.compute import device_bytes, host_bytes
 from pannier.gguf.footprint.launch import Launch, launch_of, overhead_of, place_bytes
 from pannier.gguf.footprint.profile import Profile
@@ -133,7 +133,7 @@ def _with_mtp(
     host: HostShare,
 ) -> tuple[list[DeviceShare], HostShare]:
     """The second context that drafts: its cache, and its buffers where the MTP layers are."""
-    cache = sum(mtp_bytes(profile.shape, settings, launch.cells))
+    cache = sum(mtp_bytes(profile.shape, launch.cells))
     load = msgspec.structs.replace(launch.load, outputs=launch.cells.slots, entering=True)
     compute = device_bytes(profile.shape, profile.widths, load, launch.cells, True, True)
     last = max((place for place, share in enumerate(devices) if share.layers), default=None)
@@ -191,8 +191,3 @@ def _with_draft(
 def _notes(settings: LaunchSettings, launch: Launch) -> tuple[str, ...]:
     quantized = settings.kv_v not in ("f16", "f32", "bf16")
     return (_REFUSED,) if quantized and not launch.fused else ()
-
-
-def drafted_outputs(slots: int) -> int:
-    """Rows of logits that a server with a draft reserves: each slot's token and its drafts."""
-    return max(1, slots) * (1 + DRAFTED)

@@ -242,3 +242,11 @@ def test_prices_of_units_and_places_are_a_footprint():
 
 def test_without_devices_there_is_nothing_to_price():
     assert prices(profile("llama31-8b"), msgspec.structs.replace(BASE, devices=())).units == ()
+
+
+def test_a_second_context_drafts_with_the_mtp_layers_where_the_last_layer_is():
+    settings = msgspec.structs.replace(BASE, mtp=True, devices=("rpc", "rpc"), kv_k="q8_0")
+    found = footprint(profile("glm45-air"), settings)
+    assert found.devices[0].draft == 0
+    cache = 8192 * 2 * 2 * 8 * 128  # one layer, in f16 whatever the other types; seen: 32 MiB
+    assert cache + 244 * MIB <= found.devices[1].draft <= cache + 244 * MIB + 64 * MIB
