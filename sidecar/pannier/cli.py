@@ -20,6 +20,7 @@ import msgspec
 from pannier import __version__
 from pannier.engine import command as engine_command
 from pannier.errors import ConfigError, PannierError
+from pannier.memory import command as memory_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,6 +84,8 @@ def _parser() -> argparse.ArgumentParser:
         help="plan for the devices of this file (`pannier status --json`); asks none here",
     )  # fmt: skip
     _looking(commands, "status", _status, "the devices that models can be placed on")
+
+    memory_command.add_parser(commands).set_defaults(run=_memory)
 
     schema = commands.add_parser("schema", help="print the JSON Schema of config.toml, for editors")
     schema.set_defaults(run=_schema)
@@ -190,6 +193,11 @@ def _status(args: argparse.Namespace) -> int:
         print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:
         print("\n".join(status_lines(found)))
+    return 0
+
+
+def _memory(args: argparse.Namespace) -> int:
+    print(memory_command.text_of(args))
     return 0
 
 
