@@ -41,6 +41,12 @@ HOST_ROWS_WIDE = 37
 """Rows of a token in pinned RAM when all layers are on devices: without a pipeline and with one;
 in quarters where a row of the embeddings is wider than the model."""
 
+STATES_IN_RAM = 130
+"""Rows of a token that go through RAM when recurrent states are there: the most that was seen."""
+
+STATES = 2
+"""A recurrent layer's states of all slots: as gathered, and as they come out of its scan."""
+
 INDEXED_CELL = 10
 """Bytes per token and cell of an indexer's scores, their order and the mask made of them."""
 
@@ -166,15 +172,21 @@ def device_bytes(
     enters = first and load.entering
     rows = _rows(shape, widths, load, enters, first)
     wide = enters and widths.input > shape.embd
-    stage = token * (widths.dense_stage if load.kept == "all" else widths.stage)
-    stage += widths.state * cells.slots + token * (widths.gathered if load.kept != "none" else 0)
-    scattered = 0 if enters else token * widths.scattered_alone
+    gathered = token * widths.gathered if load.kept != "none" else 0
+    stage = token * widths.dense_stage + gathered
+    if load.kept != "all":
+        stage = max(stage, token * widths.stage)
+    stage += STATES * widths.state * cells.slots
+    scattered = token * (widths.scattered_first if enters else widths.scattered_alone)
     if load.copies > 1:
         rows += _copied_rows(shape, widths, load, enters, first, last)
         scattered = token * widths.scattered
         stage += 0 if first else token * widths.mixed
     if load.scores:
-        stage = max(stage, load.scores + token * widths.beside + min(scattered, load.scores))
+        beside = token * widths.beside + gathered
+        stage = max(stage, load.scores + beside + min(scattered, load.scores))
+    if load.split:
+        stage += load.shared
     if not load.attends:
         stage = max(stage + token * (FIRST_ROWS + 1) * shape.embd, token * widths.away)
     if last:
@@ -183,8 +195,6 @@ def device_bytes(
     if load.copies == 1 and enters:
         stage += token * widths.loose
     held = token * (widths.held * load.copies + widths.chosen)
-    if load.split:
-        held += load.shared
     if widths.chosen:
         stage += INDEXED_CELL * load.tokens * cells.per_stream
     masks = load.masks * load.copies if load.attends else 0
@@ -203,7 +213,7 @@ def _rows(shape: Shape, widths: Widths, load: Load, enters: bool, first: bool) -
     else:
         rows = (ROWS + 1) * shape.embd + (widths.piped if shape.window else 0)
     if load.copies == 1 and not first:
-        rows += widths.returning
+        rows += widths.returning + widths.crossing // 2
     if load.split and first:
         rows += widths.border + widths.crossing // 4
     return rows
@@ -234,25 +244,30 @@ def host_bytes(
     *,
     layers: bool,
     experts: bool,
-    attends: bool,
     output: bool,
 ) -> int:
-    """The compute buffer of the host: `layers` of its own, `experts` of others, or their caches."""
+    """The compute buffer of the host: `layers` of its own, or `experts` of others."""
     token = F32 * load.tokens
     rows = HOST_ROWS * widths.input
     if load.copies > 1:
         wide = widths.input > shape.embd
         rows = HOST_ROWS_WIDE * widths.input // 4 if wide else HOST_ROWS_COPIED * widths.input
     rows += 0 if widths.enters else shape.embd
-    masks = load.masks * (2 if widths.chosen else 1)
+    rows += shape.embd if widths.held else 0
+    masks = load.masks
+    if widths.chosen:
+        masks += F32 // 2 * load.tokens * cells.per_stream
     size = token * (rows + widths.held) + masks * load.copies + SLACK
-    if not (layers or experts or attends):
+    if not load.attends and any(kind.state for kind in shape.kinds):
+        size += token * STATES_IN_RAM * shape.embd
+    if not (layers or experts):
         return size
     stage = token * widths.experts if experts else 0
     if layers:
         size += token * widths.chosen
-        stage = max(stage, token * widths.stage + widths.state * cells.slots)
-    if attends or layers:
+        stage = max(stage, token * widths.stage + STATES * widths.state * cells.slots)
+    if layers:
+        size += token * (widths.input - shape.embd)
         stage = max(stage, load.scores + token * widths.beside)
     if output:
         stage = max(stage, F32 * load.outputs * (widths.logits + shape.embd))

@@ -23,6 +23,7 @@ _UNEVEN = (
     " they are an upper bound"
 )
 
+_STATES = "with recurrent states in RAM the buffers there are an upper bound"
 _REFUSED = "flash attention is off: llama-server refuses a quantized cache of V without it"
 
 
@@ -49,6 +50,9 @@ def footprint(
     if profile.architecture in UNEVEN and sum(run > 0 for run in runs) > 1:
         exact = False
         notes += (_UNEVEN,)
+    if not settings.kv_offload and any(kind.state for kind in profile.shape.kinds):
+        exact = False
+        notes += (_STATES,)
     if settings.mtp and profile.drafts:
         devices, host = _with_mtp(profile, settings, launch, devices, host)
     if projector is not None:
@@ -101,7 +105,6 @@ def _host(
     if own or not runs:
         weights += launch.first_weights + profile.weights.everywhere
     kept = sum(launch.caches[:own]) if settings.kv_offload else sum(launch.caches)
-    computes = own > 0 or launch.off_experts > 0 or not settings.kv_offload
     serves = settings.pooling == "none"
     snapshot = snapshot_bytes(profile.shape, settings, launch.cells) if serves else 0
     return HostShare(
@@ -115,11 +118,8 @@ def _host(
             launch.cells,
             layers=own > 0,
             experts=launch.off_experts > 0,
-            attends=not settings.kv_offload,
             output=own == profile.units,
-        )
-        if computes or runs
-        else 0,
+        ),
         prompt_cache=settings.cache_ram if serves and profile.is_causal else 0,
         checkpoints=max(0, settings.checkpoints) * launch.cells.slots * snapshot,
     )

@@ -28,6 +28,8 @@ from pannier.gguf.footprint.keys import Keys
 MOST_LAYERS = 512
 """LLAMA_MAX_LAYERS, src/llama-hparams.h."""
 
+_LATENT = ("attention.key_length_mla", "attention.value_length_mla")
+
 _UNSAID = 32_000
 
 
@@ -78,7 +80,6 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     per_layer_embd: int
     causal: bool
     pooled: int
-    labels: int
 
 
 def shape_of(keys: Keys) -> Shape:
@@ -88,11 +89,9 @@ def shape_of(keys: Keys) -> Shape:
     trunk = layers - min(keys.count("nextn_predict_layers"), layers)
     embd = keys.count("embedding_length")
     heads = keys.per_layer("attention.head_count", layers)
-    kv_heads = (
-        keys.per_layer("attention.head_count_kv", layers)
-        if keys.has("attention.head_count_kv")
-        else heads
-    )
+    kv_heads = heads
+    if keys.has("attention.head_count_kv"):
+        kv_heads = keys.per_layer("attention.head_count_kv", layers)
     most_heads = max(heads, default=0)
     width = embd // (heads[0] or most_heads) if most_heads else 0
     head_k = keys.count("attention.key_length", width)
@@ -124,15 +123,13 @@ def shape_of(keys: Keys) -> Shape:
         kind_of=kind_of,
         index=keys.count("attention.indexer.key_length") if name in INDEXED else 0,
         state=_state(keys, embd, most_heads, head_k),
-        compressed=keys.count("attention.key_length_mla") > 0
-        and keys.count("attention.value_length_mla") > 0,
+        compressed=min(map(keys.count, _LATENT)) > 0,
         shared_from=_shared_from(keys, name, layers),
         experts=keys.count("expert_count"),
         used=keys.count("expert_used_count"),
         per_layer_embd=keys.count("embedding_length_per_layer_input"),
         causal=keys.flag("attention.causal", name not in NO_CACHE),
         pooled=keys.count("pooling_type"),
-        labels=max(1, keys.length(f"{name}.classifier.output_labels")),
     )
 
 

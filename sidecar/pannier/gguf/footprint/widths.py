@@ -9,27 +9,31 @@ alive; they were compared with what b11434's allocation-free planner reserves.
 Must not: know settings; what it counts in is floats for each token of a batch.
 """
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 
-from pannier.gguf.footprint.architecture import BOTH, NO_LOGITS, SENDS_BACK
+from pannier.gguf.footprint.architecture import BOTH, NO_LOGITS
+from pannier.gguf.footprint.borders import (
+    STREAMS,
+    WKV,
+    away,
+    between,
+    border,
+    piped,
+    scattered,
+    scattered_alone,
+    scattered_first,
+    widest_query,
+)
 from pannier.gguf.footprint.keys import Keys
+from pannier.gguf.footprint.matrices import Dims, Matrices, matrices_of, width_in, width_out
 from pannier.gguf.footprint.shape import Shape
 from pannier.gguf.header import Tensor
-
-Dims = Mapping[str, tuple[int, ...]]
-
-_WEIGHT = re.compile(r"(?:enc\.|dec\.)?blk\.(\d{1,3})\.(.+)\.weight")
 
 _WKV_STAGES = {"rwkv6": 41, "rwkv6qwen2": 41, "rwkv7": 61, "arwkv7": 61}
 """Quarters of a row of the embeddings at once in the time mix: src/models/rwkv6-base.cpp
 and rwkv7-base.cpp."""
-
-
-_STREAMS = frozenset({"gemma3n"})
-"""Carry several rows of a token from layer to layer at once: `n_altup`, src/models/gemma3n.cpp."""
 
 
 class Widths(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +52,8 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True):
     devices but the first and `returning` on devices but the last; `piped` and `streams` are once
     on each, `turned` where K is quantized, and `mixed` with a stage after the first device.
     `scattered` is what logits and scores cannot reuse there; without a pipeline that is
-    `scattered_alone` where layers are in RAM, and a stage is `loose` where the embeddings enter.
+    `scattered_first`, and `scattered_alone` where layers are in RAM; a stage is `loose` where the
+    embeddings enter.
     `logits` is the width of an output row. `state` is in bytes for each slot, not per token.
     """
 
@@ -72,6 +77,7 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True):
     piped: int
     streams: int
     scattered: int
+    scattered_first: int
     scattered_alone: int
     mixed: int
     loose: int
@@ -82,49 +88,34 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True):
 
 def widths_of(shape: Shape, keys: Keys, tensors: Iterable[Tensor]) -> Widths:
     """The widths of a model from its matrices. Zero where nothing is known."""
-    layers: list[dict[str, tuple[int, ...]]] = [{} for _ in range(shape.layers)]
-    placed = False
-    for tensor in tensors:
-        placed = placed or tensor.name.startswith("position_embd")
-        found = _WEIGHT.fullmatch(tensor.name)
-        if found and int(found[1]) < shape.trunk:
-            layers[int(found[1])][found[2]] = tensor.dims
-    stage = experts = 0
-    rows = shape.embd * shape.used
-    seen: set[tuple[object, ...]] = set()
-    for il, dims in enumerate(layers):
-        kind = (shape.heads[il], shape.k[il], shape.v[il], *sorted(dims.items()))
-        if kind in seen:
-            continue
-        seen.add(kind)
-        mixture = _experts(dims, shape)
-        experts = max(experts, mixture)
-        stage = max(stage, _mixer(dims, shape, il, keys), _feed(dims, shape))
-    crossing, returning = _between(shape, layers)
-    attends = [il for il in range(shape.trunk) if not shape.recurrent[il] or shape.cached[il]]
+    tensors = tuple(tensors)
+    layers = matrices_of(shape, tensors)
+    stage, experts = _stages(shape, keys, layers)
+    crossing, returning = between(shape, layers)
     return Widths(
-        stage=max(stage, experts) + (5 * shape.embd if shape.architecture in _STREAMS else 0),
+        stage=max(stage, experts) + (5 * shape.embd if shape.architecture in STREAMS else 0),
         dense_stage=stage,
         experts=experts,
-        border=_border(shape, layers),
-        gathered=rows if experts else 0,
-        away=_away(shape, layers),
-        enters=not placed,
+        border=border(shape, layers),
+        gathered=shape.embd * (shape.used + 2) if experts else 0,
+        away=away(shape, layers),
+        enters=not any(tensor.name.startswith("position_embd") for tensor in tensors),
         normed=any("attn_norm" in dims for dims in layers) or not any(layers),
         input=shape.embd * (1 + keys.count("n_deepstack_layers")),
         held=shape.per_layer_embd * shape.trunk,
         chosen=keys.count("attention.indexer.top_k") * shape.trunk if shape.index else 0,
-        heads=max((shape.heads[il] for il in attends if not shape.sliding[il]), default=0),
-        narrow_heads=max((shape.heads[il] for il in attends if shape.sliding[il]), default=0),
+        heads=_heads(shape, False),
+        narrow_heads=_heads(shape, True),
         beside=_beside(shape, keys, layers),
         value=max(shape.v, default=0),
         crossing=crossing,
         returning=returning,
-        piped=_piped(shape, layers),
-        streams=33 * shape.embd if shape.architecture in _STREAMS else 0,
-        scattered=_scattered(shape, layers),
-        scattered_alone=_scattered_alone(shape, layers),
-        mixed=4 * shape.embd if shape.architecture in _WKV_STAGES else 0,
+        piped=piped(shape, layers),
+        streams=33 * shape.embd if shape.architecture in STREAMS else 0,
+        scattered=scattered(shape, layers),
+        scattered_first=scattered_first(shape, layers),
+        scattered_alone=scattered_alone(shape, layers),
+        mixed=4 * shape.embd if shape.architecture in WKV else 0,
         loose=13 * shape.embd // 4 if shape.architecture in BOTH else 0,
         turned=3 * shape.embd if any("shortconv.in_proj" in dims for dims in layers) else 0,
         logits=shape.embd if shape.architecture in NO_LOGITS else shape.vocab,
@@ -132,14 +123,29 @@ def widths_of(shape: Shape, keys: Keys, tensors: Iterable[Tensor]) -> Widths:
     )
 
 
-def _out(dims: Dims, name: str) -> int:
-    found = dims.get(name, ())
-    return found[1] if len(found) > 1 else 0
+def _stages(shape: Shape, keys: Keys, layers: Matrices) -> tuple[int, int]:
+    """The widest stage but for experts, and the widest of experts. Equal layers count once."""
+    stage = experts = 0
+    seen: set[tuple[object, ...]] = set()
+    for il, dims in enumerate(layers):
+        kind = (shape.heads[il], shape.k[il], shape.v[il], *sorted(dims.items()))
+        if kind not in seen:
+            seen.add(kind)
+            experts = max(experts, _experts(dims, shape))
+            stage = max(stage, _mixer(dims, shape, il, keys), _feed(dims, shape))
+    return stage, experts
 
 
-def _in(dims: Dims, name: str) -> int:
-    found = dims.get(name, ())
-    return found[0] if found else 0
+def _heads(shape: Shape, slides: bool) -> int:
+    """The most heads of a layer that attends, and slides or not."""
+    return max(
+        (
+            shape.heads[il]
+            for il in range(shape.trunk)
+            if shape.sliding[il] is slides and (shape.cached[il] or not shape.recurrent[il])
+        ),
+        default=0,
+    )
 
 
 def _mixer(dims: Dims, shape: Shape, il: int, keys: Keys) -> int:
@@ -149,8 +155,8 @@ def _mixer(dims: Dims, shape: Shape, il: int, keys: Keys) -> int:
         return embd * _WKV_STAGES[shape.architecture] // 4
     width = 0
     if "ssm_in" in dims:
-        conv, inner = _out(dims, "ssm_conv1d"), _in(dims, "ssm_out")
-        width = _out(dims, "ssm_in") + conv + 2 * inner + embd // 2
+        conv, inner = width_out(dims, "ssm_conv1d"), width_in(dims, "ssm_out")
+        width = width_out(dims, "ssm_in") + conv + 2 * inner + embd // 2
     elif "ssm_conv1d" in dims:
         width = _delta(dims, shape)
     elif "shortconv.in_proj" in dims:
@@ -162,8 +168,8 @@ def _mixer(dims: Dims, shape: Shape, il: int, keys: Keys) -> int:
 
 def _delta(dims: Dims, shape: Shape) -> int:
     """Gated delta nets: the projections, the convolution, and queries, keys and values of it."""
-    conv = _out(dims, "ssm_conv1d")
-    inner = _in(dims, "ssm_out")
+    conv = width_out(dims, "ssm_conv1d")
+    inner = width_in(dims, "ssm_out")
     return 2 * conv + 3 * inner + shape.embd
 
 
@@ -172,22 +178,22 @@ def _attention(dims: Dims, shape: Shape, il: int, keys: Keys) -> int:
     out = heads * shape.head_v
     if shape.compressed:
         lora = keys.count("attention.kv_lora_rank")
-        query = _out(dims, "attn_q_b") or _out(dims, "attn_q")
+        query = width_out(dims, "attn_q_b") or width_out(dims, "attn_q")
         return query + heads * lora + heads * shape.head_k + embd
     if "attn_kv_b" in dims:
-        query = _out(dims, "attn_q_b") or _out(dims, "attn_q")
-        return 3 * query + _out(dims, "attn_kv_b") + out + embd
+        query = width_out(dims, "attn_q_b") or width_out(dims, "attn_q")
+        return 3 * query + width_out(dims, "attn_kv_b") + out + embd
     width = heads * (shape.k[il] // max(1, shape.k[il] // max(1, shape.head_k)))
     if "attn_qkv" in dims:
-        return embd + _out(dims, "attn_qkv") + width + shape.k[il]
-    query = _out(dims, "attn_q")
+        return embd + width_out(dims, "attn_qkv") + width + shape.k[il]
+    query = width_out(dims, "attn_q")
     return embd + query + width + 2 * shape.k[il] + shape.v[il] if query else 0
 
 
 def _feed(dims: Dims, shape: Shape) -> int:
     """The feed-forward network, and the expert that all tokens share."""
-    inner, shared = _in(dims, "ffn_down"), _in(dims, "ffn_down_shexp")
-    gated = "ffn_gate" in dims or _out(dims, "ffn_up") >= 2 * inner
+    inner, shared = width_in(dims, "ffn_down"), width_in(dims, "ffn_down_shexp")
+    gated = "ffn_gate" in dims or width_out(dims, "ffn_up") >= 2 * inner
     width = 3 * inner if gated else inner
     if "ffn_norm" not in dims and "post_attention_norm" not in dims:
         width += shape.embd  # beside the attention, whose output is kept
@@ -199,94 +205,24 @@ def _experts(dims: Dims, shape: Shape) -> int:
 
     The way down fits into what up and gate leave when it is no wider than both.
     """
-    inner = _in(dims, "ffn_down_exps") * shape.used
+    inner = width_in(dims, "ffn_down_exps") * shape.used
     if not inner:
         return 0
-    down = _out(dims, "ffn_down_exps") * shape.used
+    down = width_out(dims, "ffn_down_exps") * shape.used
     others = 2 * inner if "ffn_gate_exps" in dims or "ffn_gate_up_exps" in dims else 0
     early = shape.embd if shape.architecture == "smallthinker" else 0  # routes before it attends
     return inner + others + (down if down > others else 0) + 2 * shape.experts + early
 
 
-def _beside(shape: Shape, keys: Keys, layers: list[dict[str, tuple[int, ...]]]) -> int:
+def _beside(shape: Shape, keys: Keys, layers: Matrices) -> int:
     """What is alive beside the scores: the queries, or what they gather."""
     widest = max(shape.heads, default=0)
     if shape.compressed:
         lora = keys.count("attention.kv_lora_rank")
-        return widest * (shape.head_k + lora) + _widest_query(layers) + shape.embd
-    query = _widest_query(layers)
+        return widest * (shape.head_k + lora) + widest_query(layers) + shape.embd
+    query = widest_query(layers)
     wide = 7 * shape.embd if keys.count("n_deepstack_layers") else 0
-    fused = max((_out(dims, "attn_qkv") for dims in layers), default=0)
+    if not any(shape.cached):
+        wide += 4 * shape.embd
+    fused = max((width_out(dims, "attn_qkv") for dims in layers), default=0)
     return 2 * max(query, widest * max(shape.head_k, shape.head_v)) + fused + wide
-
-
-def _widest_query(layers: list[dict[str, tuple[int, ...]]]) -> int:
-    return max((_out(dims, "attn_q_b") or _out(dims, "attn_q") for dims in layers), default=0)
-
-
-def _between(shape: Shape, layers: list[dict[str, tuple[int, ...]]]) -> tuple[int, int]:
-    """What recurrent layers send to the next device, and back: parts of the layer at the border."""
-    embd = shape.embd
-    if shape.architecture in _WKV_STAGES:
-        return 3 * embd // 2, embd
-    if not any("ssm_in" in dims for dims in layers):
-        return 0, 0
-    if shape.architecture not in SENDS_BACK:
-        return embd // 4, embd // 4
-    return (
-        max(_out(dims, "ssm_in") for dims in layers),
-        max(_in(dims, "ssm_out") for dims in layers),
-    )
-
-
-def _piped(shape: Shape, layers: list[dict[str, tuple[int, ...]]]) -> int:
-    """What a pipeline holds once more: queries wider than the row itself, and MLA's parts."""
-    if shape.compressed:
-        return 9 * shape.embd // 4
-    return max(0, _widest_query(layers) - shape.embd)
-
-
-def _scattered(shape: Shape, layers: list[dict[str, tuple[int, ...]]]) -> int:
-    """Where experts are beside a shared one, rows lie high in the buffer and split what is free."""
-    if shape.per_layer_embd or shape.architecture in _STREAMS:
-        return 47 * shape.embd
-    query = _widest_query(layers)
-    if any("ffn_down_shexp" in dims for dims in layers) and _fits(shape, layers):
-        return 7 * shape.embd
-    return query if query < shape.embd else 0
-
-
-def _fits(shape: Shape, layers: list[dict[str, tuple[int, ...]]]) -> bool:
-    """Whether the experts' ways down fit into what their ups and gates leave."""
-    inner = max((_in(dims, "ffn_down_exps") for dims in layers), default=0)
-    return shape.embd <= 2 * inner
-
-
-def _scattered_alone(shape: Shape, layers: list[dict[str, tuple[int, ...]]]) -> int:
-    """The same without a pipeline, where the first layers are in RAM."""
-    if shape.per_layer_embd or not any("ffn_down_shexp" in dims for dims in layers):
-        return 0
-    return (7 if _fits(shape, layers) else 9) * shape.embd
-
-
-def _border(shape: Shape, layers: list[dict[str, tuple[int, ...]]]) -> int:
-    """Experts' rows of the last layer in RAM, which come to the device one by one.
-
-    With a shared expert they are summed up before, and with few experts they fit into what is free.
-    """
-    inner = max((_in(dims, "ffn_down_exps") for dims in layers), default=0)
-    shared = any("ffn_down_shexp" in dims for dims in layers)
-    if not inner or shared:
-        return 0
-    if shape.used <= 2:
-        return 3 * shape.embd if any("ssm_in" in dims for dims in layers) else 0
-    if shape.used < 8:
-        return 2 * shape.embd
-    return (shape.used + 2 if _fits(shape, layers) else 3) * shape.embd
-
-
-def _away(shape: Shape, layers: list[dict[str, tuple[int, ...]]]) -> int:
-    """Queries, keys and values of some layers, on their way to a cache in RAM; fitted."""
-    query = max(_widest_query(layers), max(shape.heads, default=0) * shape.head_k)
-    cache = max(shape.k, default=0) + max(shape.v, default=0)
-    return 10 * cache + 3 * query + 7 * shape.embd if cache else 0
