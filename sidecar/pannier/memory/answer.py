@@ -10,6 +10,8 @@ Must not: read more of a model than its header, or set a damaged `learned.toml` 
 
 from pathlib import Path
 
+import msgspec
+
 from pannier.config.schema import Model
 from pannier.errors import PannierError
 from pannier.fleet.learned_store import FILE, files_identity
@@ -44,6 +46,8 @@ def answer(question: Question, base: Path, state: Path) -> Answer:
     draft = profile_of(_model(headers, files.draft_shards)) if files.draft_shards else None
     settings = question.settings(trained_context(profile))
     estimate = footprint(profile, settings, projector=projector, draft=draft)
+    if profile.indivisible and _is_split(settings):
+        estimate = msgspec.structs.replace(estimate, exact=False)
     learned, problems = read_learned(state / FILE)
     load = _measured(learned, settings, profile, files)
     taken, told = estimate, problems
@@ -146,8 +150,8 @@ def _remarks(question: Question, settings: LaunchSettings, profile: Profile) -> 
     found = []
     trained = trained_context(profile)
     if profile.indivisible:
-        left_out = "; that copy is not in these numbers" if len(settings.devices) > 1 else ""
-        found.append(f"must not be split over devices: {profile.indivisible}{left_out}")
+        unsure = "; these numbers are not sure" if _is_split(settings) else ""
+        found.append(f"must not be split over devices: {profile.indivisible}{unsure}")
     if not trained and question.context is None:
         found.append(
             f"the file does not say what window it was trained on: {settings.context} tokens"
@@ -163,6 +167,10 @@ def _remarks(question: Question, settings: LaunchSettings, profile: Profile) -> 
         option, made = ("--rerank", "ranking") if profile.reranks else ("--embedding", "embeddings")
         found.append(f"the file is made for {made}: {option} takes other batches than a chat")
     return tuple(found)
+
+
+def _is_split(settings: LaunchSettings) -> bool:
+    return len(settings.devices) > 1
 
 
 def _is_there(path: str) -> bool:

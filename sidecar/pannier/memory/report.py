@@ -141,8 +141,11 @@ def _launch(answer: Answer) -> str:
 
 def _kind(answer: Answer) -> str:
     taken = answer.footprint
-    how = "measured" if taken.measured else "estimated from the header"
-    return f"{'exact' if taken.exact else 'an upper bound'}, {how}"
+    if taken.measured:
+        return "measured"
+    if taken.indivisible and len(taken.devices) > 1:
+        return "not sure, estimated from the header"
+    return f"{'exact' if taken.exact else 'an upper bound'}, estimated from the header"
 
 
 def _table(rows: Sequence[tuple[str, DeviceShare | HostShare]]) -> list[str]:
