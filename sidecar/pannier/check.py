@@ -31,7 +31,8 @@ from pannier.errors import ConfigError, EngineError, PannierError, Problem
 from pannier.fleet.backoff import delay_s
 from pannier.fleet.process import child_environment
 from pannier.gguf.files import find_files
-from pannier.plan.placement import Plan, make_plan
+from pannier.plan.placement import make_plan
+from pannier.plan.values import Plan
 
 LARGEST_INVENTORY = 4 << 20
 """Bytes; one of a hundred devices has about 40,000."""

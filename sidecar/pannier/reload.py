@@ -24,7 +24,8 @@ from pannier.errors import ConfigError, EngineError, Problem
 from pannier.fleet.host import HostKind, choose_host
 from pannier.gguf.files import find_files
 from pannier.gguf.model_files import ModelFiles
-from pannier.plan.placement import Plan, make_plan
+from pannier.plan.placement import make_plan
+from pannier.plan.values import Plan
 from pannier.render.argv import EngineFlavour
 from pannier.render.groups import render_plan
 from pannier.render.llama_swap import GroupLaunch

@@ -6,7 +6,8 @@ from pannier.config.load import parse
 from pannier.config.schema import Config, Model
 from pannier.devices.inventory import Device, HostMemory, Inventory, backend_of
 from pannier.gguf.model_files import ModelFiles
-from pannier.plan.placement import Plan, make_plan
+from pannier.plan.placement import make_plan
+from pannier.plan.values import Plan
 from pannier.render.argv import EngineFlavour
 from pannier.render.groups import render_plan
 from pannier.render.llama_swap import GroupLaunch

@@ -9,7 +9,7 @@ Must not: decide anything; a reading takes it as what is known.
 
 from pannier.devices.join import Ours
 from pannier.fleet.view import FleetView
-from pannier.plan.placement import Instance, Plan
+from pannier.plan.values import Instance, Plan
 
 
 def holdings(plan: Plan, fleet: FleetView) -> Ours:
@@ -34,9 +34,5 @@ def holdings(plan: Plan, fleet: FleetView) -> Ours:
 
 def _parts(instance: Instance) -> dict[str, int]:
     """Bytes by label."""
-    shares = instance.tensor_split or (1,) * len(instance.devices)
-    whole = max(1, sum(shares))
-    return {
-        label: instance.bytes_needed * share // whole
-        for label, share in zip(instance.devices, shares, strict=False)
-    }
+    sizes = zip(instance.devices, instance.device_bytes, strict=True)
+    return {label: share.total for label, share in sizes}

@@ -1,347 +1,399 @@
-"""config x inventory x files -> Plan: which model runs where, and why.
+"""config x inventory x footprints -> Plan: which model runs where, and why.
 
 Pure and deterministic: the same input gives the same plan, in whatever order the models stand in
-the file. Every model is an instance of its own group, so that an edit touches nothing else; models
-that cannot be resident together share a swap set. A machine without devices is planned as one
-device, the host's memory.
+the file. One function for everybody: the view, the preview and the launch are its value. What a
+person pinned is obeyed or refused; everything else is found by `pack`, beside it.
 
-The sizes are estimates from the files (`estimate_bytes`); they decide what shares a device, never
-what llama-server allocates.
-
-Must not: read files, ask devices, or look at what runs.
+Must not: read files, ask devices, or look at what runs but for where it runs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from pannier.config.schema import Config, Model, Placement
-from pannier.devices.inventory import Device, Inventory
+from pannier.config.schema import Config
+from pannier.devices.inventory import Inventory, with_reserves
+from pannier.gguf.footprint.values import MEASURED_BUILD, Footprint
 from pannier.gguf.model_files import ModelFiles
-from pannier.plan.roles import MIB, ROLES, load_ceiling_s
-from pannier.plan.rooms import Room, rooms_of
+from pannier.plan.demand import NO_PROFILE, Demand, Form, ModelProfile
+from pannier.plan.explain import cannot_fit, no_context, rejection, shared_reasons, tight_reasons
+from pannier.plan.fit import Ladder, ladder
+from pannier.plan.grow import Grown, Growth
+from pannier.plan.machine import Machine, Pin, Sizes, machine_of
+from pannier.plan.pack import LIMIT, Packing, Spot, pack
+from pannier.plan.pins import pins_of
+from pannier.plan.roles import ROLES, load_ceiling_s
+from pannier.plan.search import Item
+from pannier.plan.spec import PlacementError, PlacementSpec, spec_of_config
+from pannier.plan.values import Group, Instance, Plan, Rejected, Unplaceable
 
-DEFAULT_CONTEXT = 8192
-"""Tokens per slot when the config names none; llama-server lowers it to the trained window."""
-
-
-class Instance(msgspec.Struct, frozen=True, kw_only=True):
-    """One llama-server: a model, or a replica of it. Bytes; `context` in tokens per slot."""
-
-    id: str
-    model: str
-    role: str
-    replica: int = 0
-    devices: tuple[str, ...] = ()
-    tensor_split: tuple[int, ...] | None = None
-    context: int
-    slots: int
-    bytes_needed: int
-    file_bytes: int
-    load_timeout_s: int
+NO_SPEC = PlacementSpec()
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """What one host runs. With `swap`, one member is resident at a time."""
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known beside the config and the devices; all of it may be absent.
 
-    id: str
-    members: tuple[str, ...]
-    swap: bool = False
-
-
-class Unplaceable(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that cannot be served, with what it needs and what there is, in bytes."""
-
-    model: str
-    need: int
-    have: int
-    reason: str
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The decision: what runs where. `tight` is the shortfall in bytes per device of a model."""
-
-    generation: int = 0
-    devices: tuple[Device, ...] = ()
-    instances: tuple[Instance, ...] = ()
-    groups: tuple[Group, ...] = ()
-    unplaceable: tuple[Unplaceable, ...] = ()
-    skipped_not_installed: tuple[str, ...] = ()
-    tight: dict[str, dict[str, int]] = {}
-    reasons: tuple[str, ...] = ()
-
-    def instance(self, instance_id: str) -> Instance:
-        """The instance of that id; KeyError when the plan has none."""
-        for instance in self.instances:
-            if instance.id == instance_id:
-                return instance
-        raise KeyError(instance_id)
-
-    def instances_of(self, model: str) -> tuple[Instance, ...]:
-        """The replicas of a model, in order; empty when it is not placed."""
-        return tuple(instance for instance in self.instances if instance.model == model)
-
-
-class _Choice(msgspec.Struct):
-    """Where one instance goes: mutable only while the plan is being made."""
-
-    instance: Instance
-    rooms: list[Room]
-    keep: bool
-    swap_room: Room | None = None
-
-
-class _Draft(msgspec.Struct):
-    """The plan while it is being made."""
-
-    rooms: list[Room]
-    choices: list[_Choice] = []
-    unplaceable: list[Unplaceable] = []
-    tight: dict[str, dict[str, int]] = {}
-    reasons: list[str] = []
-
-
-def estimate_bytes(model: Model, files: ModelFiles) -> int:
-    """Bytes that a model takes on its devices, estimated from its files alone.
-
-    Weights, an eighth of them (256 MiB at least) for KV cache and compute buffers, and the
-    projector times 1.4 (its encode buffer).
+    `profiles` come from the headers, by model. `running` is the plan that runs, and `resident` its
+    instances that are in memory now. `extra` is what loads of a model took beyond the estimate, in
+    bytes per device, `failed_at` the context of a load that ran out of memory. `build` is the
+    engine's.
     """
-    overhead = max(256 * MIB, files.weights // 8) * max(1, model.slots // 4)
-    return files.weights + files.draft_bytes + overhead + files.projector_bytes * 7 // 5
+
+    profiles: Mapping[str, ModelProfile] = {}
+    running: Plan | None = None
+    resident: frozenset[str] = frozenset()
+    extra: Mapping[str, int] = {}
+    failed_at: Mapping[str, int] = {}
+    build: int = MEASURED_BUILD
 
 
-def make_plan(config: Config, inventory: Inventory, files: Mapping[str, ModelFiles]) -> Plan:
+class _Launch(msgspec.Struct, kw_only=True):
+    """One launch on its way into the plan: mutable only here."""
+
+    id: str
+    demand: Demand
+    replica: int
+    pin: Pin | None
+    sizes: Sizes
+    ladder: Ladder | None = None
+    clipped: Item | None = None
+    tight: dict[int, int] = {}
+
+
+def make_plan(
+    config: Config,
+    inventory: Inventory,
+    files: Mapping[str, ModelFiles],
+    known: Known | None = None,
+) -> Plan:
     """The plan for this config on these devices. Never raises for a valid config.
 
-    What a person pinned comes first, then what is never swapped out, then the rest: whoever has no
-    choice must not find the room taken by those who have one.
+    A manual spec that cannot be obeyed is rejected with its reason, and the automatic plan made.
     """
-    draft = _Draft(rooms_of(config.memory.reserve, inventory))
-    names = sorted(config.models, key=lambda name: (ROLES[config.models[name].role].rank, name))
-    absent = tuple(name for name in names if files[name].missing)
-    installed = [name for name in names if name not in absent]
-    pinned = [name for name in installed if _placement_of(config, name)]
-    for name in pinned:
-        _place_pinned(name, config, files[name], draft, inventory)
-    free = [name for name in installed if name not in pinned]
-    waiting: list[_Choice] = []
-    for name in sorted(free, key=lambda name: not config.models[name].keep):
-        model = config.models[name]
-        need = estimate_bytes(model, files[name])
-        choice = _Choice(_instance(name, model, files[name], 0, None, need), [], model.keep)
-        if _place_alone(choice, draft.rooms) or _place_split(choice, draft.rooms):
-            draft.choices.append(choice)
-        elif choice.keep:
-            _squeeze(choice, draft)
-        else:
-            waiting.append(choice)
-    for choice in waiting:
-        _share(choice, draft)
-    return _plan(draft, inventory, absent)
+    known = known or Known()
+    spec = spec_of_config(config)
+    try:
+        return plan_for(spec, config, inventory, files, known)
+    except PlacementError as error:
+        plan = plan_for(NO_SPEC, config, inventory, files, known)
+        rejected = Rejected(spec=str(spec), reason=str(error))
+        why = f"the placement of the config is not used: {error}"
+        return msgspec.structs.replace(plan, rejected=rejected, reasons=(why, *plan.reasons))
 
 
-def _placement_of(config: Config, name: str) -> Placement | None:
-    """The manual placement of a model: its own table wins over its role's."""
-    return config.placement.get(name) or config.placement.get(config.models[name].role)
+def plan_for(
+    spec: PlacementSpec,
+    config: Config,
+    inventory: Inventory,
+    files: Mapping[str, ModelFiles],
+    known: Known | None = None,
+) -> Plan:
+    """The plan with this manual spec. Raises PlacementError when it cannot be obeyed."""
+    planning = _Planning(spec, config, inventory, files, known or Known())
+    return planning.plan()
 
 
-def _instance(
-    name: str, model: Model, files: ModelFiles, replica: int, spec: Placement | None, need: int
-) -> Instance:
-    replicas = spec.replicas if spec else 1
-    return Instance(
-        id=name if replicas == 1 else f"{name}#{replica}",
-        model=name,
-        role=model.role,
-        replica=replica,
-        context=model.context or DEFAULT_CONTEXT,
-        slots=model.slots,
-        bytes_needed=need,
-        file_bytes=files.total,
-        load_timeout_s=load_ceiling_s(model.role, files.total),
-    )
+class _Planning:
+    """The making of one plan."""
 
-
-def _place_pinned(
-    name: str, config: Config, files: ModelFiles, draft: _Draft, inventory: Inventory
-) -> None:
-    """Obeys a manual placement exactly, or says why it cannot be. What is too small is tight."""
-    model, spec = config.models[name], _placement_of(config, name)
-    assert spec is not None  # noqa: S101  asked for pinned models only
-    need = estimate_bytes(model, files)
-    found = [(wanted, inventory.find(wanted)) for wanted in spec.devices]
-    reason = _bad_pin(found, inventory)
-    if reason:
-        draft.unplaceable.append(Unplaceable(model=name, need=need, have=0, reason=reason))
-        return
-    labels = [device.label for _, device in found if device is not None]
-    chosen = [next(room for room in draft.rooms if room.label == label) for label in labels]
-    shares = spec.tensor_split or tuple(1 for _ in chosen)
-    for replica in range(spec.replicas):
-        instance = _instance(name, model, files, replica, spec, need)
-        for room, share in zip(chosen, shares, strict=True):
-            short = room.charge(need * share // sum(shares))
-            if short:
-                draft.tight.setdefault(instance.id, {})[room.name] = short
-        split = shares if len(chosen) > 1 else None
-        instance = msgspec.structs.replace(instance, tensor_split=split)
-        draft.choices.append(_Choice(instance, list(chosen), model.keep))
-
-
-def _bad_pin(found: list[tuple[int | str, Device | None]], inventory: Inventory) -> str | None:
-    """Why these devices cannot be taken: one is not there, or is named in two ways."""
-    labels = set()
-    for wanted, device in found:
-        if device is None:
-            known = ", ".join(f"{d.index} ({d.label})" for d in inventory.devices) or "none"
-            return f"placement names device {wanted!r}; the devices of this machine: {known}"
-        if device.label in labels:
-            return f"placement names the device {device.label} twice, once as {wanted!r}"
-        labels.add(device.label)
-    return None
-
-
-def _place_alone(choice: _Choice, rooms: list[Room]) -> bool:
-    """On the one device with the most room, when that is enough."""
-    room = max(rooms, key=lambda room: (room.free, -room.order))
-    if room.free < choice.instance.bytes_needed:
-        return False
-    room.free -= choice.instance.bytes_needed
-    choice.rooms = [room]
-    return True
-
-
-def _place_split(choice: _Choice, rooms: list[Room]) -> bool:
-    """Over as few devices as hold it, the roomiest first, in shares of 256 MiB of their room."""
-    by_room = sorted(rooms, key=lambda room: (-room.free, room.order))
-    need = choice.instance.bytes_needed
-    for count in range(2, len(by_room) + 1):
-        chosen = sorted(by_room[:count], key=lambda room: room.order)
-        shares = [room.free // (256 * MIB) for room in chosen]
-        if min(shares) < 1:
-            return False
-        parts = [need * share // sum(shares) + 256 * MIB for share in shares]
-        if all(part <= room.free for part, room in zip(parts, chosen, strict=True)):
-            for part, room in zip(parts, chosen, strict=True):
-                room.free -= part
-            choice.rooms = chosen
-            choice.instance = msgspec.structs.replace(choice.instance, tensor_split=tuple(shares))
-            return True
-    return False
-
-
-def _squeeze(choice: _Choice, draft: _Draft) -> None:
-    """Where a model is never swapped out and does not fit beside what is there: tight."""
-    room = max(draft.rooms, key=lambda room: (room.free, -room.order))
-    if room.label is None:
-        draft.unplaceable.append(_too_large(choice, room.free))
-        return
-    short = room.charge(choice.instance.bytes_needed)
-    draft.tight[choice.instance.id] = {room.label: short}
-    choice.rooms = [room]
-    draft.choices.append(choice)
-
-
-def _share(choice: _Choice, draft: _Draft) -> None:
-    """Joins the swap set of the roomiest device, moving residents into it until the largest fits.
-
-    Roomiest by what it would have with all its movable residents in the swap set.
-    """
-    need = choice.instance.bytes_needed
-    room = max(draft.rooms, key=lambda room: (_have(room, draft), -room.order))
-    have = _have(room, draft)
-    if need > have:
-        if room.label is None:
-            draft.unplaceable.append(_too_large(choice, have))
-            return
-        draft.tight[choice.instance.id] = {room.label: need - have}
-    alone = _movable(room, draft)
-    while min(need, have) > room.free + room.swap_bytes:
-        resident = alone.pop()
-        resident.swap_room = room
-        room.free += resident.instance.bytes_needed
-        room.charge_swap(resident.instance.bytes_needed)
-    room.charge_swap(min(need, have))
-    choice.rooms, choice.swap_room = [room], room
-    draft.choices.append(choice)
-
-
-def _movable(room: Room, draft: _Draft) -> list[_Choice]:
-    """Residents of a device that may be swapped out, those that are moved last first."""
-    return [
-        choice
-        for choice in draft.choices
-        if choice.rooms == [room]
-        and not choice.keep
-        and choice.swap_room is None
-        and choice.instance.id not in draft.tight
-    ]
-
-
-def _have(room: Room, draft: _Draft) -> int:
-    """What the swap set of a device may take at most."""
-    moved = sum(choice.instance.bytes_needed for choice in _movable(room, draft))
-    return room.free + room.swap_bytes + moved
-
-
-def _too_large(choice: _Choice, have: int) -> Unplaceable:
-    return Unplaceable(
-        model=choice.instance.model,
-        need=choice.instance.bytes_needed,
-        have=have,
-        reason="it needs more memory than the machine has for it; a smaller quantisation,"
-        " a smaller context or fewer slots would help",
-    )
-
-
-def _plan(draft: _Draft, inventory: Inventory, absent: tuple[str, ...]) -> Plan:
-    order = sorted(draft.choices, key=lambda c: (ROLES[c.instance.role].rank, c.instance.id))
-    instances = tuple(
-        msgspec.structs.replace(
-            c.instance, devices=tuple(room.label for room in c.rooms if room.label is not None)
+    def __init__(
+        self,
+        spec: PlacementSpec,
+        config: Config,
+        inventory: Inventory,
+        files: Mapping[str, ModelFiles],
+        known: Known,
+    ) -> None:
+        self._spec, self._config, self._known = spec, config, known
+        self._inventory = with_reserves(inventory, config.memory.reserve)
+        running = known.running
+        ours = sum(
+            instance.host_bytes.total
+            for instance in (running.instances if running else ())
+            if instance.id in known.resident
         )
-        for c in order
-    )
-    shared: dict[str, list[str]] = {}
-    for choice in order:
-        if choice.swap_room:
-            shared.setdefault(choice.swap_room.name, []).append(choice.instance.id)
-    swapped = {name: members for name, members in sorted(shared.items()) if len(members) > 1}
-    together = {member for members in swapped.values() for member in members}
-    groups = [
-        Group(id=c.instance.id, members=(c.instance.id,))
-        for c in order
-        if c.instance.id not in together
-    ]
-    taken = {instance.id for instance in instances}
-    groups += [
-        Group(id=_group_id(name, taken), members=tuple(members), swap=True)
-        for name, members in swapped.items()
-    ]
-    reasons = [
-        f"{', '.join(members)} share {name}: not all fit at once"
-        for name, members in swapped.items()
-    ]
-    reasons += [
-        f"{instance_id} does not fit {label}: {missing / 1024**3:.1f} GiB are missing"
-        for instance_id, short in sorted(draft.tight.items())
-        for label, missing in short.items()
-    ]
-    return Plan(
-        devices=inventory.devices,
-        instances=instances,
-        groups=tuple(groups),
-        unplaceable=tuple(draft.unplaceable),
-        skipped_not_installed=absent,
-        tight=dict(sorted(draft.tight.items())),
-        reasons=(*inventory.notes, *reasons),
-    )
+        self._machine: Machine = machine_of(self._inventory, config.memory.reserve, ours)
+        self._sizes = Sizes(self._machine)
+        self._files = files
+        self._split_over: frozenset[int] = frozenset()
+        self._unplaceable: list[Unplaceable] = []
+        self._reasons: list[str] = list(inventory.notes)
+
+    def plan(self) -> Plan:
+        names = sorted(
+            self._config.models, key=lambda name: (ROLES[self._config.models[name].role].rank, name)
+        )
+        absent = tuple(name for name in names if self._files[name].missing)
+        launches = self._launches([name for name in names if name not in absent])
+        keeps = [launch for launch in launches if launch.demand.model.keep]
+        others = [launch for launch in launches if not launch.demand.model.keep]
+        rooms, host = self._settle(keeps)
+        self._fit(others, rooms, host)
+        placed = [launch for launch in launches if launch.ladder or launch.clipped]
+        packing = self._pack([each for each in placed if not (each.tight and _keeps(each))])
+        grown = self._grow(placed, packing)
+        return self._finish(placed, packing, grown, absent)
+
+    def _launches(self, names: Sequence[str]) -> list[_Launch]:
+        launches = []
+        for name in names:
+            model = self._config.models[name]
+            demand = Demand(
+                name=name,
+                model=model,
+                files=self._files[name],
+                known=self._known.profiles.get(name, NO_PROFILE),
+                build=self._known.build,
+                extra=self._known.extra.get(name, 0),
+                failed_at=self._known.failed_at.get(name),
+            )
+            pins = pins_of(self._spec, demand, self._inventory, self._sizes)
+            for replica, pin in enumerate(pins):
+                many = len(pins) > 1
+                launches.append(
+                    _Launch(
+                        id=f"{name}#{replica}" if many else name,
+                        demand=demand,
+                        replica=replica,
+                        pin=pin,
+                        sizes=self._sizes,
+                    )
+                )
+            if demand.known.problem:
+                self._reasons.append(f"{name}: {demand.known.problem}")
+        return launches
+
+    def _settle(self, keeps: list[_Launch]) -> tuple[tuple[int, ...], int]:
+        """Rooms that are left beside what is never swapped out."""
+        rooms, host = self._machine.capacity, self._machine.host
+        settled: list[_Launch] = []
+        for launch in keeps:
+            # One after the other in the order of the plan: each within what those before leave.
+            self._fit([launch], rooms, host)
+            if launch.ladder is None:
+                continue
+            packing = self._try_pack([*settled, launch])
+            if packing is None:
+                launch.ladder = None
+                self._squeeze(launch, rooms)
+                continue
+            settled.append(launch)
+            rooms, host = packing.rooms, packing.host_room
+            spread = (spot for spot in packing.spots.values() if spot.layers is not None)
+            self._split_over = frozenset(at for spot in spread for at in spot.devices)
+        return rooms, host
+
+    def _fit(self, launches: Sequence[_Launch], rooms: tuple[int, ...], host: int) -> None:
+        """The forms of each launch within these rooms, or why there is none."""
+        sizes = Sizes(self._machine, rooms, self._split_over)
+        for launch in launches:
+            launch.sizes = sizes
+            launch.ladder = ladder(launch.demand, sizes, rooms, host, pin=launch.pin)
+            if launch.ladder is None:
+                self._squeeze(launch, rooms)
+            else:
+                self._reasons += launch.ladder.steps
+
+    def _squeeze(self, launch: _Launch, rooms: tuple[int, ...]) -> None:
+        """Nothing that is open is enough: tight where that may be tried, else not placed."""
+        demand, pin = launch.demand, launch.pin
+        form = demand.form(no_context(demand))
+        needs = launch.sizes.needs_of(demand, form, pin)
+        if pin is not None and not pin.force:
+            raise rejection(demand, self._machine, needs, rooms)
+        if not self._machine.dedicated:
+            self._unplaceable.append(cannot_fit(demand, launch.sizes, form, rooms))
+            return
+        launch.tight = {at: need - rooms[at] for at, need in needs.items() if need > rooms[at]}
+        if not launch.tight:  # RAM is what is missing
+            self._unplaceable.append(cannot_fit(demand, launch.sizes, form, rooms))
+            return
+        way = tuple((at, min(need, rooms[at])) for at, need in needs.items())
+        launch.clipped = Item(id=launch.id, ways=(way,), pooled=demand.pooled)
+
+    def _item(self, launch: _Launch, level: int) -> Item:
+        running = self._running(launch)
+        home = self._indices(running.devices) if running else ()
+        if launch.clipped is not None:
+            item = launch.clipped
+        else:
+            assert launch.ladder is not None  # noqa: S101  all others were left out
+            item = launch.sizes.item(launch.demand, launch.ladder.at(level), launch.pin)
+        keep = launch.demand.model.keep
+        return msgspec.structs.replace(item, id=launch.id, keep=keep, home=home)
+
+    def _running(self, launch: _Launch) -> Instance | None:
+        plan = self._known.running
+        found = next((i for i in (plan.instances if plan else ()) if i.id == launch.id), None)
+        return found if found and found.model == launch.demand.name else None
+
+    def _indices(self, labels: tuple[str, ...]) -> tuple[int, ...]:
+        names = self._machine.names
+        if any(label not in names for label in labels):
+            return ()
+        return tuple(names.index(label) for label in labels)
+
+    def _try_pack(self, launches: Sequence[_Launch]) -> Packing | None:
+        depth = max((len(each.ladder.forms) for each in launches if each.ladder), default=1)
+        levels = [[self._item(each, level) for each in launches] for level in range(depth)]
+        return pack(levels, self._machine.capacity, self._machine.host, limit=LIMIT)
+
+    def _pack(self, launches: Sequence[_Launch]) -> Packing:
+        packing = self._try_pack(launches)
+        # Each of them fits alone beside what is never swapped out, so that all fit in swap sets.
+        assert packing is not None, "no packing although every model fits alone"  # noqa: S101
+        return packing
+
+    def _grow(self, launches: Sequence[_Launch], packing: Packing) -> dict[str, Grown]:
+        grown = []
+        for launch in launches:
+            if launch.ladder is None:
+                continue
+            running = self._running(launch)
+            grown.append(
+                Grown(
+                    id=launch.id,
+                    demand=launch.demand,
+                    form=launch.ladder.at(packing.level),
+                    spot=packing.spots[launch.id],
+                    pin=launch.pin,
+                    sizes=launch.sizes,
+                    running=running.context if running else None,
+                )
+            )
+        # The clipped ones are part of the charges, and stay as they are.
+        fixed = [packing.spots[each.id] for each in launches if each.id in packing.spots]
+        Growth(packing, grown, self._machine, fixed).run()
+        return {each.id: each for each in grown}
+
+    def _finish(
+        self,
+        launches: Sequence[_Launch],
+        packing: Packing,
+        grown: Mapping[str, Grown],
+        absent: tuple[str, ...],
+    ) -> Plan:
+        instances = []
+        for launch in launches:
+            if launch.id in grown:
+                instances.append(
+                    self._instance(launch, grown[launch.id].form, grown[launch.id].spot)
+                )
+            else:
+                instances.append(self._tight(launch))
+        names = self._machine.names
+        tight = {
+            launch.id: {names[at]: short for at, short in sorted(launch.tight.items())}
+            for launch in sorted(launches, key=lambda launch: launch.id)
+            if launch.tight
+        }
+        groups = self._groups(instances, packing)
+        reasons = (
+            *dict.fromkeys(self._reasons),
+            *shared_reasons(groups, instances),
+            *tight_reasons(tight),
+        )
+        return Plan(
+            manual=bool(self._spec.entries),
+            spec=str(self._spec) if self._spec.entries else None,
+            devices=self._inventory.devices,
+            instances=tuple(instances),
+            groups=groups,
+            unplaceable=tuple(self._unplaceable),
+            skipped_not_installed=absent,
+            tight=tight,
+            co_tenants=_co_tenants(instances),
+            reasons=reasons,
+        )
+
+    def _instance(self, launch: _Launch, form: Form, spot: Spot) -> Instance:
+        devices = spot.devices if self._machine.devices else ()
+        split = spot.layers
+        if split is None and launch.pin is not None and len(devices) > 1:
+            split = launch.pin.split or launch.sizes.even(launch.demand, form, devices)
+        taken = launch.demand.takes(form, self._machine.backends(devices), split)
+        return self._made(launch, form, devices, split, taken)
+
+    def _tight(self, launch: _Launch) -> Instance:
+        """One that does not fit: where it was weighed, with what it would take there."""
+        form = launch.demand.form(no_context(launch.demand))
+        needs = launch.sizes.needs_of(launch.demand, form, launch.pin)
+        devices = tuple(needs)
+        split = launch.pin.split if launch.pin else None
+        if len(devices) > 1 and split is None:
+            split = launch.sizes.proportional(launch.demand, form, devices)
+        taken = launch.demand.takes(form, self._machine.backends(devices), split)
+        return self._made(launch, form, devices, split, taken)
+
+    def _made(
+        self,
+        launch: _Launch,
+        form: Form,
+        devices: tuple[int, ...],
+        split: tuple[int, ...] | None,
+        taken: Footprint,
+    ) -> Instance:
+        model, files = launch.demand.model, launch.demand.files
+        known = launch.demand.known.model
+        layers = form.gpu_layers
+        return Instance(
+            id=launch.id,
+            model=launch.demand.name,
+            role=model.role,
+            replica=launch.replica,
+            devices=tuple(self._machine.names[at] for at in devices),
+            tensor_split=split if len(devices) > 1 else None,
+            context=form.context,
+            slots=model.slots,
+            kv_type=model.kv_type,
+            batch=form.batch,
+            ubatch=form.ubatch,
+            gpu_layers=(layers if layers is not None else "all" if known else model.gpu_layers),
+            cpu_moe=form.cpu_moe if form.cpu_moe is not None else "all",
+            projector_on_device=form.projector_on_device,
+            device_bytes=taken.devices,
+            host_bytes=taken.host,
+            exact=taken.exact,
+            measured=taken.measured,
+            pinned=launch.pin is not None,
+            file_bytes=files.total,
+            load_timeout_s=load_ceiling_s(model.role, files.total),
+        )
+
+    def _groups(self, instances: Sequence[Instance], packing: Packing) -> tuple[Group, ...]:
+        """Residents in the order of the plan, then the swap sets, named by their first device."""
+        by_set: dict[int, list[Instance]] = {}
+        for instance in instances:
+            spot = packing.spots.get(instance.id)
+            if spot is not None:
+                by_set.setdefault(spot.group, []).append(instance)
+        swapped = [members for members in by_set.values() if len(members) > 1]
+        together = {instance.id for members in swapped for instance in members}
+        groups = [Group(id=i.id, members=(i.id,)) for i in instances if i.id not in together]
+        taken = {instance.id for instance in instances}
+        for members in sorted(swapped, key=self._first_device):
+            first = self._machine.names[self._first_device(members)[0]]
+            name = f"swap-{first}"
+            while name in taken:
+                name = f"swap-{name}"
+            taken.add(name)
+            ids = tuple(instance.id for instance in members)
+            groups.append(Group(id=name, members=ids, swap=True))
+        return tuple(groups)
+
+    def _first_device(self, members: Sequence[Instance]) -> tuple[int, str]:
+        used = [at for member in members for at in self._indices(member.devices)]
+        return min(used, default=0), members[0].id
 
 
-def _group_id(room: str, taken: set[str]) -> str:
-    """The id of a device's swap set: one that no model has."""
-    name = f"swap-{room}"
-    while name in taken:
-        name = f"swap-{name}"
-    return name
+def _keeps(launch: _Launch) -> bool:
+    return launch.demand.model.keep
+
+
+def _co_tenants(instances: Sequence[Instance]) -> dict[str, tuple[str, ...]]:
+    """Which instances share a device, by its label."""
+    on: dict[str, list[str]] = {}
+    for instance in instances:
+        for label in instance.devices:
+            on.setdefault(label, []).append(instance.id)
+    return {label: tuple(sorted(ids)) for label, ids in sorted(on.items()) if len(ids) > 1}

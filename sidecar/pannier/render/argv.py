@@ -17,15 +17,10 @@ from pannier.config.schema import Config, KvPair, Model
 from pannier.devices.inventory import DEVICE_ORDER
 from pannier.gguf.footprint.values import Footprint
 from pannier.gguf.model_files import ModelFiles
-from pannier.plan.placement import Instance, Plan
+from pannier.plan.demand import CHECKPOINTS, PROMPT_CACHE_MIB
 from pannier.plan.roles import ROLES
+from pannier.plan.values import Instance, Plan
 from pannier.render.flags import HOST_ADDRESS
-
-PROMPT_CACHE_MIB = 0
-"""`--cache-ram`: the default is 8192 MiB of host RAM per process, behind anyone's plan."""
-
-CHECKPOINTS = 4
-"""`--ctx-checkpoints` per slot: the default of 32 costs host RAM on SWA and recurrent models."""
 
 
 class EngineFlavour(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +55,7 @@ def make_launch(
     argv = [engine.path, "-m", files.path, "--alias", instance.id]
     argv += _context_flags(instance, model)
     argv += _device_flags(instance, model, config, plan)
-    argv += _load_flags(files, engine)
+    argv += _load_flags(instance, files, engine)
     argv += ROLES[model.role].engine_flags
     argv += ["--no-ui", "--offline"]
     argv += [*config.engine.args, *model.args, "--host", HOST_ADDRESS]
@@ -78,16 +73,12 @@ def make_launch(
 
 def _context_flags(instance: Instance, model: Model) -> list[str]:
     """`-c` is the sum over the slots: with an explicit `-np` llama-server divides it among them."""
-    batch, ubatch = model.batch, model.ubatch
-    if ROLES[model.role].pooled:
-        # One input must fit one physical batch, else the request is refused.
-        batch = ubatch = min(instance.context, max(batch, ubatch))
-    kv = model.kv_type
+    kv = instance.kv_type
     kv_k, kv_v = (kv.k, kv.v) if isinstance(kv, KvPair) else (kv, kv)
     return [
         *("-c", str(instance.context * instance.slots)),
         *("-np", str(instance.slots)),
-        *("-b", str(batch), "-ub", str(ubatch)),
+        *("-b", str(instance.batch), "-ub", str(instance.ubatch)),
         *("-ctk", kv_k, "-ctv", kv_v),
         *("-fa", model.flash_attention),
         *("--cache-ram", str(PROMPT_CACHE_MIB)),
@@ -108,22 +99,23 @@ def _device_flags(instance: Instance, model: Model, config: Config, plan: Plan) 
     if len(instance.devices) > 1:
         shares = instance.tensor_split or tuple(1 for _ in instance.devices)
         flags += ["-sm", "layer", "-ts", ",".join(map(str, shares))]
-    if model.cpu_moe == "all":
+    if instance.cpu_moe == "all":
         flags += ["--cpu-moe"]
-    elif model.cpu_moe != "auto":
-        flags += ["--n-cpu-moe", str(model.cpu_moe)]
-    if instance.id in plan.tight and model.gpu_layers == "auto":
+    elif instance.cpu_moe:
+        flags += ["--n-cpu-moe", str(instance.cpu_moe)]
+    if instance.id in plan.tight and instance.gpu_layers == "auto":
         # It does not fit whole: llama-server itself moves layers to RAM until it does.
         return [*flags, "-fit", "on"]
-    layers = "all" if model.gpu_layers == "auto" else str(model.gpu_layers)
+    layers = "all" if instance.gpu_layers == "auto" else str(instance.gpu_layers)
     return [*flags, "-ngl", layers, "-fit", "off"]
 
 
-def _load_flags(files: ModelFiles, engine: EngineFlavour) -> list[str]:
+def _load_flags(instance: Instance, files: ModelFiles, engine: EngineFlavour) -> list[str]:
     """Without mmap the progress is linear in time, and a load to devices was faster when cold."""
     flags = ["--load-mode", "none"] if engine.load_mode else ["--no-mmap"]
     if files.projector:
         flags += ["--mmproj", files.projector]
+        flags += [] if instance.projector_on_device else ["--no-mmproj-offload"]
     if files.draft:
         flags += ["-md", files.draft]
     return flags

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pannier.config.schema import Config
 from pannier.errors import Problem
 from pannier.gguf.model_files import ModelFiles
-from pannier.plan.placement import Plan
+from pannier.plan.values import Plan
 from pannier.render.argv import EngineFlavour, make_launch
 from pannier.render.llama_swap import GroupLaunch, group_launch
 

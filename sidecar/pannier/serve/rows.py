@@ -113,6 +113,9 @@ def _why_not(snapshot: Snapshot, model_id: str) -> tuple[State, Failure]:
                 code="unplaceable",
                 message=f"{model_id} needs {_gib(missing.need)}, there is {_gib(missing.have)}",
                 detail=missing.reason,
+                hint="what would help: " + "; ".join(missing.ways_out)
+                if missing.ways_out
+                else None,
             )
     return "failed", Failure(code="not-planned", message=f"{model_id} is not in the plan")
 

@@ -12,7 +12,7 @@ from pannier.config.schema import Config
 from pannier.devices.inventory import Inventory
 from pannier.errors import Problem
 from pannier.fleet.view import FleetView
-from pannier.plan.placement import Plan
+from pannier.plan.values import Plan
 
 
 class ConfigStatus(msgspec.Struct, frozen=True, kw_only=True):
