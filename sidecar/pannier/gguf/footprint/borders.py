@@ -17,6 +17,9 @@ _LATE = frozenset({"rwkv7", "arwkv7"})
 STREAMS = frozenset({"gemma3n"})
 """Carry several rows of a token from layer to layer at once: `n_altup`, src/models/gemma3n.cpp."""
 
+STATES_IN_RAM = {"lfm2": 134, "jamba": 66, "falcon-h1": 31, "nemotron_h": 75, "nemotron_h_moe": 75}
+"""Rows of a token that go through RAM when recurrent states are there; the others' are few."""
+
 WKV = frozenset({"rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
 """Mix a row with the one before it: src/models/rwkv6-base.cpp, rwkv7-base.cpp."""
 
@@ -63,7 +66,7 @@ def scattered(shape: Shape, layers: Matrices) -> int:
 def scattered_first(shape: Shape, layers: Matrices) -> int:
     """The same without a pipeline, where the embeddings enter on a device."""
     if shape.architecture in SENDS_BACK and shape.experts:
-        return 5 * shape.embd
+        return 9 * shape.embd
     query = widest_query(layers)
     return query if query < shape.embd else 0
 
@@ -94,7 +97,7 @@ def border(shape: Shape, layers: Matrices) -> int:
         return 3 * shape.embd if any("ssm_in" in dims for dims in layers) else 0
     if shape.used < 8:
         return 2 * shape.embd
-    return (shape.used + 2 if fits(shape, layers) else 3) * shape.embd
+    return (shape.used + 2 if fits(shape, layers) else 5) * shape.embd
 
 
 def away(shape: Shape, layers: Matrices) -> int:

@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from pannier.gguf.footprint.borders import STATES_IN_RAM
 from pannier.gguf.footprint.cache import Cells
 from pannier.gguf.footprint.shape import Shape
 from pannier.gguf.footprint.values import LaunchSettings
@@ -40,9 +41,6 @@ HOST_ROWS_COPIED = 10
 HOST_ROWS_WIDE = 37
 """Rows of a token in pinned RAM when all layers are on devices: without a pipeline and with one;
 in quarters where a row of the embeddings is wider than the model."""
-
-STATES_IN_RAM = 130
-"""Rows of a token that go through RAM when recurrent states are there: the most that was seen."""
 
 STATES = 2
 """A recurrent layer's states of all slots: as gathered, and as they come out of its scan."""
@@ -178,6 +176,8 @@ def device_bytes(
         stage = max(stage, token * widths.stage)
     stage += STATES * widths.state * cells.slots
     scattered = token * (widths.scattered_first if enters else widths.scattered_alone)
+    if load.kept == "all":
+        scattered = 0  # no experts' rows lie in the way
     if load.copies > 1:
         rows += _copied_rows(shape, widths, load, enters, first, last)
         scattered = token * widths.scattered
@@ -259,7 +259,7 @@ def host_bytes(
         masks += F32 // 2 * load.tokens * cells.per_stream
     size = token * (rows + widths.held) + masks * load.copies + SLACK
     if not load.attends and any(kind.state for kind in shape.kinds):
-        size += token * STATES_IN_RAM * shape.embd
+        size += token * STATES_IN_RAM.get(shape.architecture, 3) * shape.embd
     if not (layers or experts):
         return size
     stage = token * widths.experts if experts else 0

@@ -224,5 +224,7 @@ def _beside(shape: Shape, keys: Keys, layers: Matrices) -> int:
     wide = 7 * shape.embd if keys.count("n_deepstack_layers") else 0
     if not any(shape.cached):
         wide += 4 * shape.embd
+    if shape.per_layer_embd:
+        wide += 3 * shape.embd
     fused = max((width_out(dims, "attn_qkv") for dims in layers), default=0)
     return 2 * max(query, widest * max(shape.head_k, shape.head_v)) + fused + wide
