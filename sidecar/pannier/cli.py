@@ -148,7 +148,7 @@ def _serve(args: argparse.Namespace) -> int:
 def _windows(command: str) -> PannierError:
     return PannierError(
         f"{command} does not run on Windows",
-        hint="run it in WSL 2; check, plan and schema work here",
+        hint="run it in WSL 2; check, plan, memory and schema work here",
         code="platform",
     )
 
