@@ -76,10 +76,10 @@ def find_files(question: Question, base: Path) -> ModelFiles:
     gone = [path for path in files.missing if not _is_there(path)]
     if not gone:
         return files
-    parts = files.draft_shards if set(gone) & set(files.draft_shards) else files.shards
     hint = "give the path of a GGUF file"
-    if len(parts) > 1:
-        hint = f"the model is in {len(parts)} files, which have to be in one folder"
+    for parts in (files.shards, files.draft_shards):
+        if len(parts) > 1 and not set(gone).isdisjoint(parts):
+            hint = f"the model is in {len(parts)} files, which have to be in one folder"
     raise PannierError(f"not there: {', '.join(gone)}", hint=hint, code="missing-file")
 
 

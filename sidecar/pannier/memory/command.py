@@ -40,10 +40,23 @@ def add_parser(
         description=_ABOUT,
         epilog=_CONTEXT,
     )
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "model", metavar="MODEL.gguf", type=_path, help="the file; of a model in shards any of them"
     )
+    _add_launch(parser)
+    _add_places(parser)
+    _add_files(parser)
+    parser.add_argument("--json", action="store_true", help="the same in bytes, for programs")
+    parser.add_argument(
+        "--state", type=Path, metavar="DIR",
+        help="state folder of `pannier serve`, where loads are remembered",
+    )  # fmt: skip
+    parser.set_defaults(parser=parser)
+    return parser
+
+
+def _add_launch(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("--context", type=_tokens, metavar="N", help="see below (default: the trained window)")
     add("--slots", type=_slots, default=1, metavar="N", help="requests at the same time")
     add(
@@ -57,6 +70,13 @@ def add_parser(
     add("--flash-attention", choices=("on", "off", "auto"), default="auto")
     add("--batch", type=_tokens, default=2048, metavar="N", help="default: %(default)s")
     add("--ubatch", type=_tokens, default=512, metavar="N", help="default: %(default)s")
+    pooled = parser.add_mutually_exclusive_group()
+    pooled.add_argument("--embedding", action="store_true", help="as the role embed starts it")
+    pooled.add_argument("--rerank", action="store_true", help="as the role rerank starts it")
+
+
+def _add_places(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--gpu-layers", type=_layers, metavar="N|all",
         help="the last N layers are on devices, the output layer counts as one (default: all)",
@@ -71,18 +91,12 @@ def add_parser(
     )  # fmt: skip
     add("--tensor-split", type=_split, metavar="A,B", help="shares of the devices (default: equal)")
     add("--backend", choices=BACKENDS, default="cuda", help="of the devices (default: cuda)")
+
+
+def _add_files(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("--mmproj", type=_path, metavar="F", help="the projector of a vision or audio model")
     add("--draft", type=_path, metavar="F", help="a small model that drafts tokens for this one")
-    pooled = parser.add_mutually_exclusive_group()
-    pooled.add_argument("--embedding", action="store_true", help="as the role embed starts it")
-    pooled.add_argument("--rerank", action="store_true", help="as the role rerank starts it")
-    add("--json", action="store_true", help="the same in bytes, for programs")
-    add(
-        "--state", type=Path, metavar="DIR",
-        help="state folder of `pannier serve`, where loads are remembered",
-    )  # fmt: skip
-    parser.set_defaults(parser=parser)
-    return parser
 
 
 def text_of(args: argparse.Namespace) -> str:

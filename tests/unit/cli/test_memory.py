@@ -293,6 +293,10 @@ def test_a_shard_that_is_missing_is_named_and_no_other(tmp_path, capsys):
     assert "m-00002-of-00003.gguf" in err
     assert "m-00001-of-00003.gguf" not in err
     assert "the model is in 3 files" in err
+    shards(tmp_path)
+    _, _, err = run(capsys, f"{tmp_path}/m-00001-of-00003.gguf --mmproj {tmp_path}/p.gguf")
+    assert f"not there: {tmp_path}/p.gguf\n" in err
+    assert "3 files" not in err
 
 
 def test_what_is_no_model_is_said_with_the_file_and_the_reason(tmp_path, capsys):
