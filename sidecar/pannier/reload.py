@@ -13,9 +13,10 @@ from pathlib import Path
 
 import msgspec
 
+from pannier import planning
 from pannier.config.load import parse
 from pannier.config.read_file import read_keys
-from pannier.config.schema import Config
+from pannier.config.schema import Config, Model
 from pannier.devices.engine_probe import Question, question_of
 from pannier.devices.inventory import Inventory, with_reserves
 from pannier.devices.monitor import Monitor
@@ -23,17 +24,42 @@ from pannier.engine.locate import Program, find_llama_server, find_llama_swap, p
 from pannier.errors import ConfigError, EngineError, Problem
 from pannier.fleet.host import HostKind, choose_host
 from pannier.gguf.files import find_files
+from pannier.gguf.learned import Learned
 from pannier.gguf.model_files import ModelFiles
-from pannier.plan.placement import make_plan
+from pannier.plan.spec import PlacementSpec
 from pannier.plan.values import Plan
 from pannier.render.argv import EngineFlavour
-from pannier.render.groups import render_plan
 from pannier.render.llama_swap import GroupLaunch
 from pannier.serve.security import Access, access_of
 
 
+class FailedLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """A load that ran out of memory: of which model, as it was written, and with what context."""
+
+    model: Model
+    context: int
+
+
+class Situation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan should know of the time before it: what runs, and what its loads told.
+
+    `resident` are the instances in memory, `failed` the loads that ran out of memory, by model.
+    """
+
+    running: Plan | None = None
+    resident: frozenset[str] = frozenset()
+    failed: Mapping[str, FailedLoad] = {}
+    learned: Learned = Learned()
+
+
+NOTHING_RUNS = Situation()
+
+
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """A config that can be run: all decisions made, nothing started."""
+    """A config that can be run: all decisions made, nothing started.
+
+    `question` is what was planned, so that a preview asks the same with another spec.
+    """
 
     config: Config
     access: Access
@@ -41,6 +67,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     llama_swap: str | None
     files: dict[str, ModelFiles]
     inventory: Inventory
+    question: planning.Question
     plan: Plan
     groups: dict[str, GroupLaunch]
     missing: tuple[str, ...]
@@ -58,8 +85,18 @@ class Preparer:
         self._monitor = monitor
         self._asked: Question | None = None
         self._flavour = EngineFlavour(path="llama-server")
+        self._version = ""
+        self._planner = planning.Planner()
+        self._planning = asyncio.Lock()
 
-    async def prepare(self, data: bytes) -> Prepared:
+    async def answer(
+        self, question: planning.Question, spec: PlacementSpec | None = None
+    ) -> planning.Answer:
+        """The plan of a question, or a preview with another spec, which raises PlacementError."""
+        async with self._planning:
+            return await asyncio.to_thread(self._planner.answer, question, spec)
+
+    async def prepare(self, data: bytes, now: Situation = NOTHING_RUNS) -> Prepared:
         """Everything that follows from this content. Raises ConfigError with all its problems."""
         # In a thread: a hostile file of 1 MiB takes seconds, and streams must go on meanwhile.
         config = await asyncio.to_thread(parse, data)
@@ -70,26 +107,36 @@ class Preparer:
         host = choose_host(config.engine.host, swap.path if swap else None)
         program = swap.path if swap and host == "llama-swap" else None
         files = await asyncio.to_thread(find_files, config, self._base)
-        plan = make_plan(config, inventory, files)
-        groups, problems = render_plan(
-            plan,
-            config,
-            files,
-            self._flavour,
+        question = planning.Question(
+            config=config,
+            inventory=inventory,
+            files=files,
+            flavour=self._flavour,
             host=" ".join(filter(None, (host, program))),
             launcher=self._launcher,
+            version=self._version,
+            running=now.running,
+            resident=now.resident,
+            failed_at={
+                name: load.context
+                for name, load in now.failed.items()
+                if load.model == config.models.get(name)  # one that was edited gets its chance
+            },
+            learned=now.learned,
         )
-        if problems:
-            raise ConfigError(problems)
+        made = await self.answer(question)
+        if made.problems:
+            raise ConfigError(made.problems)
         return Prepared(
             config=config,
             access=access_of(config.server, client_keys, admin_keys),
             host=host,
             llama_swap=program,
-            files={instance.id: files[instance.model] for instance in plan.instances},
+            files={each.id: files[each.model] for each in made.plan.instances},
             inventory=inventory,
-            plan=plan,
-            groups=groups,
+            question=question,
+            plan=made.plan,
+            groups=made.groups,
             missing=tuple(path for each in files.values() for path in each.missing),
         )
 
@@ -127,7 +174,7 @@ class Preparer:
         if question == self._asked:
             return
         try:
-            _, features = await probe_llama_server(server.path)
+            self._version, features = await probe_llama_server(server.path)
         except EngineError as error:
             raise ConfigError([_missing("llama_server", error.message, error.hint)]) from error
         self._flavour = EngineFlavour(path=server.path, load_mode=features.load_mode)

@@ -38,9 +38,10 @@ from pannier.fleet.loop import RELOAD_DRAIN_S, Desired, Fleet
 from pannier.fleet.ports import Ports
 from pannier.fleet.process import child_environment
 from pannier.fleet.store import hold, runtime_folder, state_folder
+from pannier.fleet.view import FleetView
 from pannier.gguf.measured import Measurement
 from pannier.progress.hub import Latest
-from pannier.reload import Prepared, Preparer
+from pannier.reload import FailedLoad, Prepared, Preparer, Situation
 from pannier.serve.app import make_app
 from pannier.serve.forward import upstream_session
 from pannier.serve.router_dialect import Levers
@@ -79,6 +80,8 @@ class Service:
         self._wanted = asyncio.Event()
         self._prepared = prepared
         self._content = b""
+        self._failed: dict[str, FailedLoad] = {}
+        self._plan_anew = False
         self.gate = Gate(prepared.access)
         self.listen = prepared.config.server.listen
         self.address = self.listen
@@ -173,16 +176,45 @@ class Service:
         try:
             content = await read_settled(self._path)
             same = content == self._content and not self._files_that_came()
-            if same and await self._same_devices():
+            if same and not self._plan_anew and await self._same_devices():
                 self._show_problems(())
                 return
-            prepared = await self._preparer.prepare(content)
+            self._plan_anew = False
+            prepared = await self._preparer.prepare(content, self._situation())
         except ConfigError as error:
             self._show_problems(error.problems)
             return
         self._content = content
         self._devices = prepared.inventory
         self._apply(prepared)
+
+    def _situation(self) -> Situation:
+        """What a plan made now should know of what runs."""
+        snapshot = self.snapshots.value
+        views = [view for group in snapshot.fleet.groups for view in group.instances]
+        return Situation(
+            running=snapshot.plan,
+            resident=frozenset(view.id for view in views if view.phase in ("ready", "loading")),
+            failed=dict(self._failed),
+            learned=self._learner.store.learned,
+        )
+
+    def _ran_out(self, fleet: FleetView) -> None:
+        """A load that ran out of memory makes the next plan of its model smaller, once."""
+        planned = {instance.id: instance for instance in self._prepared.plan.instances}
+        for view in (view for group in fleet.groups for view in group.instances):
+            instance = planned.get(view.id)
+            if instance is None or view.failure is None or view.failure.code != "out-of-memory":
+                continue
+            load = FailedLoad(
+                model=self._prepared.config.models[instance.model], context=instance.context
+            )
+            before = self._failed.get(instance.model)
+            if before is None or before.model != load.model:
+                self._failed[instance.model] = load
+                self._plan_anew = True
+                log.warning("%s ran out of memory: it is planned one step smaller", instance.id)
+                self.reload()
 
     def _apply(self, prepared: Prepared) -> None:
         self._prepared = prepared
@@ -238,6 +270,7 @@ class Service:
             view = await self._fleet.view.newer(version)
             version = self._fleet.view.version
             self.snapshots.publish(msgspec.structs.replace(self.snapshots.value, fleet=view))
+            self._ran_out(view)
             self._monitor.wake()
 
     def busy(self) -> int:
@@ -267,9 +300,10 @@ async def running(options: Options) -> AsyncIterator[Service]:
         async with Monitor(Nvml(), pause_s=delay_s) as monitor:
             preparer = Preparer(path, env, launcher_command(store.socket), monitor)
             content = await read_settled(path)
-            prepared = await preparer.prepare(content)
-            place = Workplace(store=store, ports=Ports(), env=env)
             learner = Learner(LearnedStore(store.folder))
+            now = Situation(learned=learner.store.learned)
+            prepared = await preparer.prepare(content, now)
+            place = Workplace(store=store, ports=Ports(), env=env)
             fleet = Fleet(place, drain_s=options.drain_s, loaded=learner.post)
             service = Service(path, prepared, preparer, monitor, fleet, learner)
             async with _serving(service, fleet):

@@ -78,11 +78,20 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     gpu_layers: int | None = None
 
 
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What one form took when it was loaded on devices of these backends with this split."""
+
+    form: Form
+    devices: tuple[str, ...]
+    split: tuple[int, ...] | None
+    taken: Footprint
+
+
 class Demand(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One model as the planner sees it.
 
-    `extra` is what loads took beyond the estimate, in bytes per device; `failed_at` the context of
-    a load that ran out of memory.
+    `measured` are forms whose loads were measured, `extra` is what loads took beyond the estimate,
+    in bytes per device; `failed_at` the context of a load that ran out of memory.
     """
 
     name: str
@@ -90,6 +99,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     files: ModelFiles
     known: ModelProfile
     build: int = MEASURED_BUILD
+    measured: tuple[Measured, ...] = ()
     extra: int = 0
     failed_at: int | None = None
 
@@ -157,6 +167,9 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         self, form: Form, devices: tuple[str, ...], split: tuple[int, ...] | None = None
     ) -> Footprint:
         """What a form takes on devices of these backends; the exact numbers of a placement."""
+        for each in self.measured:
+            if (each.form, each.devices, each.split) == (form, devices, split):
+                return each.taken
         if self.known.model is None:
             return _guess(self.model, self.files, len(devices), split)
         taken = footprint(

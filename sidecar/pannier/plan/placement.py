@@ -15,7 +15,7 @@ from pannier.config.schema import Config
 from pannier.devices.inventory import Inventory, with_reserves
 from pannier.gguf.footprint.values import MEASURED_BUILD, Footprint
 from pannier.gguf.model_files import ModelFiles
-from pannier.plan.demand import NO_PROFILE, Demand, Form, ModelProfile
+from pannier.plan.demand import NO_PROFILE, Demand, Form, Measured, ModelProfile
 from pannier.plan.explain import cannot_fit, no_context, rejection, shared_reasons, tight_reasons
 from pannier.plan.fit import Ladder, ladder
 from pannier.plan.grow import Grown, Growth
@@ -34,14 +34,15 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     """What is known beside the config and the devices; all of it may be absent.
 
     `profiles` come from the headers, by model. `running` is the plan that runs, and `resident` its
-    instances that are in memory now. `extra` is what loads of a model took beyond the estimate, in
-    bytes per device, `failed_at` the context of a load that ran out of memory. `build` is the
-    engine's.
+    instances that are in memory now. By model: `measured` are forms whose loads were measured,
+    `extra` is what loads took beyond the estimate, in bytes per device, `failed_at` the context of
+    a load that ran out of memory. `build` is the engine's.
     """
 
     profiles: Mapping[str, ModelProfile] = {}
     running: Plan | None = None
     resident: frozenset[str] = frozenset()
+    measured: Mapping[str, tuple[Measured, ...]] = {}
     extra: Mapping[str, int] = {}
     failed_at: Mapping[str, int] = {}
     build: int = MEASURED_BUILD
@@ -144,6 +145,7 @@ class _Planning:
                 files=self._files[name],
                 known=self._known.profiles.get(name, NO_PROFILE),
                 build=self._known.build,
+                measured=self._known.measured.get(name, ()),
                 extra=self._known.extra.get(name, 0),
                 failed_at=self._known.failed_at.get(name),
             )
