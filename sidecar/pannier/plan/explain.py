@@ -41,6 +41,20 @@ def rejection(
     )
 
 
+def context_reason(demand: Demand, context: int, *, alone: bool) -> str | None:
+    """Why a context is smaller than what was asked for; `alone`: it would not fit by itself."""
+    asked = demand.model.context
+    if asked is None or context >= asked:
+        return None
+    if demand.failed_at is not None:
+        why = f"with {demand.failed_at} it ran out of memory"
+    elif alone:
+        why = "with more it does not fit"
+    else:
+        why = "with more, fewer models could stay in memory"
+    return f"{demand.name}: context {context} instead of {asked} tokens: {why}"
+
+
 def shared_reasons(groups: Sequence[Group], instances: Sequence[Instance]) -> list[str]:
     """Which models share memory, and where."""
     where = {instance.id: instance.devices for instance in instances}

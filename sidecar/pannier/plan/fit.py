@@ -21,7 +21,8 @@ GIB = 1024**3
 class Ladder(msgspec.Struct, frozen=True, kw_only=True):
     """The forms that one launch may take, by level of context, from the first that fits.
 
-    `steps` are the reasons for what was given up already.
+    `steps` are the reasons for what was given up already, but for the context, which may grow again
+    when all have their places.
     """
 
     forms: tuple[Form, ...]
@@ -49,24 +50,16 @@ def ladder(
         return sizes.fits(sizes.item(demand, form, pin), rooms, host)
 
     plain = [demand.form(context) for context in contexts(demand)]
-    asked = demand.model.context or plain[0].context
     first = next((at for at, form in enumerate(plain) if fits(form)), None)
     if first is not None and not exhausted(demand):
         forms = (plain[first],) * (first + 1) + tuple(plain[first + 1 :])
-        return Ladder(forms=forms, steps=_lowered(demand, asked, plain[first]))
-    steps = list(_lowered(demand, asked, plain[-1]))
+        return Ladder(forms=forms)
+    steps = []
     for form, step in _rungs(demand, plain[-1], fits):
         steps.append(step)
         if fits(form):
             return Ladder(forms=(form,), steps=tuple(steps))
     return None if first is None else Ladder(forms=(plain[-1],), steps=tuple(steps))
-
-
-def _lowered(demand: Demand, asked: int, given: Form) -> tuple[str, ...]:
-    if asked == given.context:
-        return ()
-    why = "with more it does not fit" if demand.failed_at is None else "more ran out of memory"
-    return (f"{demand.name}: context {given.context} instead of {asked} tokens: {why}",)
 
 
 def _rungs(demand: Demand, form: Form, fits: Callable[[Form], bool]) -> Iterator[tuple[Form, str]]:

@@ -16,7 +16,14 @@ from pannier.devices.inventory import Inventory, with_reserves
 from pannier.gguf.footprint.values import MEASURED_BUILD, Footprint
 from pannier.gguf.model_files import ModelFiles
 from pannier.plan.demand import NO_PROFILE, Demand, Form, Measured, ModelProfile
-from pannier.plan.explain import cannot_fit, no_context, rejection, shared_reasons, tight_reasons
+from pannier.plan.explain import (
+    cannot_fit,
+    context_reason,
+    no_context,
+    rejection,
+    shared_reasons,
+    tight_reasons,
+)
 from pannier.plan.fit import Ladder, ladder
 from pannier.plan.grow import Grown, Growth
 from pannier.plan.machine import Machine, Pin, Sizes, machine_of
@@ -277,12 +284,13 @@ class _Planning:
     ) -> Plan:
         instances = []
         for launch in launches:
-            if launch.id in grown:
-                instances.append(
-                    self._instance(launch, grown[launch.id].form, grown[launch.id].spot)
-                )
-            else:
-                instances.append(self._tight(launch))
+            found = grown.get(launch.id)
+            made = self._instance(launch, found.form, found.spot) if found else self._tight(launch)
+            instances.append(made)
+            first = launch.ladder.at(0).context if launch.ladder else 0
+            alone = first < (launch.demand.model.context or 0)
+            why = context_reason(launch.demand, made.context, alone=alone)
+            self._reasons += [why] if why else []
         names = self._machine.names
         tight = {
             launch.id: {names[at]: short for at, short in sorted(launch.tight.items())}
