@@ -14,7 +14,11 @@ import msgspec
 from pannier.plan.demand import Demand, Form, ceiling
 from pannier.plan.machine import Machine, Pin, Sizes
 from pannier.plan.pack import Packing, Spot, charges
+from pannier.plan.pack import left as packed
 from pannier.plan.wide import bytes_on, evenly, fill
+
+SPARED = 2
+"""Of memory that models share with all other programs, open contexts leave one part in so many."""
 
 STEP = 1024
 """Tokens; a finer step would change rendered configs for nothing that anybody notices."""
@@ -47,6 +51,7 @@ class Growth:
         growing = {launch.id for launch in launches}
         self._fixed = [spot for spot in placed if spot.id not in growing]
         self._host_room = packing.host_room
+        self._spared = [0] * len(machine.capacity)
         self._hosts = {each.id: self._host_of(each, each.form) for each in launches}
 
     def run(self) -> None:
@@ -60,10 +65,18 @@ class Growth:
             for each in self._launches.values()
             if each.demand.model.context is None and each.form.context != each.running
         ]
-        for launches in (asked, open_ones):
-            self._double(launches)
-            for launch in launches:
-                self._fill(launch)
+        self._grow(asked)
+        left = packed(self._spots(), self._machine.capacity)
+        shared = self._machine.shared
+        self._spared = [
+            room // SPARED if on_host else 0 for room, on_host in zip(left, shared, strict=True)
+        ]
+        self._grow(open_ones)
+
+    def _grow(self, launches: Sequence[Grown]) -> None:
+        self._double(launches)
+        for launch in launches:
+            self._fill(launch)
 
     def _double(self, launches: Sequence[Grown]) -> None:
         growing = list(launches)
@@ -127,11 +140,14 @@ class Growth:
                 return msgspec.structs.replace(spot, taken=taken) if fits else None
         return None
 
+    def _spots(self) -> list[Spot]:
+        return [*self._fixed, *(each.spot for each in self._launches.values())]
+
     def _rooms(self, launch: Grown) -> list[int]:
         """What this launch may take: all but what the other sets are charged."""
-        rooms = list(self._machine.capacity)
-        spots = [*self._fixed, *(each.spot for each in self._launches.values())]
-        for group, charge in charges(spots).items():
+        pairs = zip(self._machine.capacity, self._spared, strict=True)
+        rooms = [capacity - spared for capacity, spared in pairs]
+        for group, charge in charges(self._spots()).items():
             if group != launch.spot.group:
                 for device, need in charge.items():
                     rooms[device] -= need

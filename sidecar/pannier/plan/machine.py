@@ -37,6 +37,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         """Whether there are devices with memory of their own: only there a load may be tried."""
         return any(not device.unified for device in self.devices)
 
+    @property
+    def shared(self) -> tuple[bool, ...]:
+        """Of each room, whether it is the RAM that all programs share."""
+        return tuple(device.unified for device in self.devices) or (True,)
+
     def backends(self, devices: tuple[int, ...]) -> tuple[str, ...]:
         """Their backends, in this order; none on a machine without devices."""
         return tuple(self.devices[at].backend for at in devices) if self.devices else ()
