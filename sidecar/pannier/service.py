@@ -40,6 +40,10 @@ from pannier.fleet.process import child_environment
 from pannier.fleet.store import hold, runtime_folder, state_folder
 from pannier.fleet.view import FleetView
 from pannier.gguf.measured import Measurement
+from pannier.placement.digests import digests_of
+from pannier.placement.live import LivePlacement
+from pannier.plan.spec import PlacementSpec
+from pannier.planning import Answer
 from pannier.progress.hub import Latest
 from pannier.reload import FailedLoad, Prepared, Preparer, Situation
 from pannier.serve.app import make_app
@@ -71,15 +75,16 @@ class Service:
         fleet: Fleet,
         learner: Learner,
     ) -> None:
-        self._path = path
+        self.path = path
         self._preparer = preparer
         self._monitor = monitor
         self._devices = prepared.inventory
         self._fleet = fleet
         self._learner = learner
         self._wanted = asyncio.Event()
-        self._prepared = prepared
-        self._content = b""
+        self.changing = asyncio.Lock()
+        self.prepared = prepared
+        self.content = b""
         self._failed: dict[str, FailedLoad] = {}
         self._plan_anew = False
         self.gate = Gate(prepared.access)
@@ -102,19 +107,19 @@ class Service:
 
     def start(self, content: bytes) -> None:
         """Applies the first config."""
-        self._content = content
+        self.content = content
         self._learner.follow(self)
-        self._apply(self._prepared)
+        self._apply(self.prepared)
         self._monitor.follow(self)
 
     async def watch(self) -> None:
         """The task that asks for a reload when the file may have changed or a model came."""
-        async for _ in hints(self._path, also=self._files_that_came):
+        async for _ in hints(self.path, also=self._files_that_came):
             self.reload()
 
     def _files_that_came(self) -> Signature:
         """Of the files that were missing, those that have come."""
-        return tuple(path for path in self._prepared.missing if has_settled(Path(path)))
+        return tuple(path for path in self.prepared.missing if has_settled(Path(path)))
 
     def ours(self) -> Ours:
         """What our engines hold (for the monitor of devices)."""
@@ -131,7 +136,7 @@ class Service:
 
     def devices_read(self, inventory: Inventory) -> None:
         """Shows a reading; other devices are a reason to plan anew, other free memory is none."""
-        shown = with_reserves(inventory, self._prepared.config.memory.reserve)
+        shown = with_reserves(inventory, self.prepared.config.memory.reserve)
         self.snapshots.publish(msgspec.structs.replace(self.snapshots.value, inventory=shown))
         if not same_devices(inventory, self._devices):
             self._devices = inventory
@@ -140,11 +145,11 @@ class Service:
 
     def learns(self) -> bool:
         """Whether the config wants loads to be remembered (for the learner)."""
-        return self._prepared.config.memory.learn
+        return self.prepared.config.memory.learn
 
     def devices_of(self, labels: Sequence[str]) -> tuple[Device, ...] | None:
         """The devices of a launch, None when one is gone."""
-        found = [self._prepared.inventory.find(label) for label in labels]
+        found = [self.prepared.inventory.find(label) for label in labels]
         there = tuple(device for device in found if device is not None)
         return there if len(there) == len(found) else None
 
@@ -169,24 +174,50 @@ class Service:
 
     async def _same_devices(self) -> bool:
         """Whether the devices are those that were planned on; they are read for it."""
-        found = await self._preparer.devices(self._prepared.config)
-        return same_devices(self._prepared.inventory, found)
+        found = await self._preparer.devices(self.prepared.config)
+        return same_devices(self.prepared.inventory, found)
 
     async def _reload(self) -> None:
-        try:
-            content = await read_settled(self._path)
-            same = content == self._content and not self._files_that_came()
-            if same and not self._plan_anew and await self._same_devices():
-                self._show_problems(())
+        async with self.changing:
+            try:
+                content = await read_settled(self.path)
+                same = content == self.content and not self._files_that_came()
+                if same and not self._plan_anew and await self._same_devices():
+                    self._show_problems(())
+                    return
+                self._plan_anew = False
+                prepared = await self.prepare(content)
+            except ConfigError as error:
+                self._show_problems(error.problems)
                 return
-            self._plan_anew = False
-            prepared = await self._preparer.prepare(content, self._situation())
-        except ConfigError as error:
-            self._show_problems(error.problems)
-            return
-        self._content = content
+            self.adopt(content, prepared)
+
+    async def prepare(self, content: bytes) -> Prepared:
+        """Everything that follows from this content, as things are. Raises ConfigError."""
+        return await self._preparer.prepare(content, self._situation())
+
+    def adopt(self, content: bytes, prepared: Prepared) -> int:
+        """Runs it from now on, as what this content says; returns its generation."""
+        self.content = content
         self._devices = prepared.inventory
         self._apply(prepared)
+        return self.snapshots.value.generation
+
+    async def preview(self, spec: PlacementSpec) -> Answer:
+        """What would run with this spec, as things are. Raises PlacementError."""
+        now = self._situation()
+        question = msgspec.structs.replace(
+            self.prepared.question,
+            inventory=self.snapshots.value.inventory,
+            running=now.running,
+            resident=now.resident,
+            learned=now.learned,
+        )
+        return await self._preparer.answer(question, spec)
+
+    def plans_anew(self) -> bool:
+        """Whether the same config is about to be planned again, one step smaller."""
+        return self._plan_anew
 
     def _situation(self) -> Situation:
         """What a plan made now should know of what runs."""
@@ -201,13 +232,13 @@ class Service:
 
     def _ran_out(self, fleet: FleetView) -> None:
         """A load that ran out of memory makes the next plan of its model smaller, once."""
-        planned = {instance.id: instance for instance in self._prepared.plan.instances}
+        planned = {instance.id: instance for instance in self.prepared.plan.instances}
         for view in (view for group in fleet.groups for view in group.instances):
             instance = planned.get(view.id)
             if instance is None or view.failure is None or view.failure.code != "out-of-memory":
                 continue
             load = FailedLoad(
-                model=self._prepared.config.models[instance.model], context=instance.context
+                model=self.prepared.config.models[instance.model], context=instance.context
             )
             before = self._failed.get(instance.model)
             if before is None or before.model != load.model:
@@ -217,7 +248,7 @@ class Service:
                 self.reload()
 
     def _apply(self, prepared: Prepared) -> None:
-        self._prepared = prepared
+        self.prepared = prepared
         self.gate.access = prepared.access
         self._fleet.apply(
             Desired(prepared.groups, prepared.files, prepared.host, prepared.llama_swap)
@@ -231,9 +262,10 @@ class Service:
                 before,
                 generation=generation,
                 host=prepared.host,
-                status=ConfigStatus(path=str(self._path), loaded_at=time.time(), problems=problems),
+                status=ConfigStatus(path=str(self.path), loaded_at=time.time(), problems=problems),
                 config=prepared.config,
                 plan=plan,
+                digests=digests_of(prepared.groups, prepared.question.host),
             )
         )
         count = len(prepared.config.models)
@@ -251,13 +283,13 @@ class Service:
 
     def _show_problems(self, problems: tuple[Problem, ...]) -> None:
         before = self.snapshots.value
-        problems = problems or self._needs_restart(self._prepared)
+        problems = problems or self._needs_restart(self.prepared)
         if before.status.problems == problems:
             return
         if any(problem.code != "needs-restart" for problem in problems):
             log.error("the config was not applied; what runs goes on as before")
         for problem in problems:
-            log.error("%s", problem.text(str(self._path)))
+            log.error("%s", problem.text(str(self.path)))
         if not problems:
             log.info("the config is in order again; what runs is what it says")
         status = msgspec.structs.replace(before.status, problems=problems)
@@ -320,9 +352,10 @@ async def _serving(service: Service, fleet: Fleet) -> AsyncIterator[None]:
     """Everything that runs for as long as the service does."""
     async with upstream_session() as session:
         levers = Levers(wish=fleet.wish, unload=fleet.unload)
-        app = make_app(service.snapshots, fleet.lend, session, service.gate, levers)
-        async with _listening(app, service), fleet, _tasks(service):
-            yield
+        async with contextlib.aclosing(LivePlacement(service)) as placements:
+            app = make_app(service.snapshots, fleet.lend, session, service.gate, levers, placements)
+            async with _listening(app, service), fleet, _tasks(service):
+                yield
 
 
 @contextlib.asynccontextmanager

@@ -14,6 +14,7 @@ from pannier.serve.errors import openai_errors
 from pannier.serve.forward import MAX_BODY, ROUTES, Forwarder, Lend
 from pannier.serve.openai import OpenAiRoutes
 from pannier.serve.openapi import openapi_json
+from pannier.serve.placement import PlacementRoutes, Placements
 from pannier.serve.readiness import ReadinessRoutes
 from pannier.serve.router_dialect import Levers, RouterRoutes
 from pannier.serve.security import Gate, guard
@@ -28,6 +29,7 @@ def make_app(
     session: aiohttp.ClientSession,
     gate: Gate,
     levers: Levers,
+    placements: Placements,
     *,
     quiet_s: float = QUIET_S,
 ) -> web.Application:
@@ -51,6 +53,11 @@ def make_app(
     get("/models/sse", router.events, allow_head=False)
     app.router.add_post("/models/load", router.load)
     app.router.add_post("/models/unload", router.unload)
+    placement = PlacementRoutes(snapshots, placements, gate)
+    get("/v1/placement", placement.get)
+    app.router.add_post("/v1/placement/preview", placement.preview)
+    app.router.add_put("/v1/placement", placement.put)
+    app.router.add_delete("/v1/placement", placement.delete)
     described = openapi_json(ROUTES)
 
     async def openapi(request: web.Request) -> web.Response:

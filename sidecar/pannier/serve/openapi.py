@@ -11,6 +11,8 @@ from collections.abc import Iterable
 import msgspec
 
 from pannier import __version__
+from pannier.config.schema import Placement
+from pannier.plan.view import View
 from pannier.serve.shapes import Listing, Row
 
 _REF = "#/components/schemas/{name}"
@@ -62,7 +64,9 @@ _MODEL_BODY = {
 
 def openapi_json(forwarded: Iterable[str]) -> bytes:
     """The document; `forwarded` are the paths that go on to an engine."""
-    _, components = msgspec.json.schema_components([Listing, Row], ref_template=_REF)
+    _, components = msgspec.json.schema_components(
+        [Listing, Row, View, Placement], ref_template=_REF
+    )
     listing, row = _ref("Listing"), _ref("Row")
     paths: dict[str, object] = {
         "/v1/readiness": _get("How every model is, and how far its load.", listing),
@@ -81,6 +85,7 @@ def openapi_json(forwarded: Iterable[str]) -> bytes:
         "/v1/models/{model}": _get(
             "One model.", _OBJECT, params=[_MODEL_PARAM], errors={"404": "There is no such model."}
         ),
+        **_placement(),
         "/models": _get("The models, as llama.cpp's router lists them.", _OBJECT),
         "/models/load": _post("Asks for a load; answers at once."),
         "/models/unload": _post("Asks a model to leave memory; answers at once."),
@@ -101,6 +106,47 @@ def openapi_json(forwarded: Iterable[str]) -> bytes:
         },
     }
     return msgspec.json.encode(document)
+
+
+def _placement() -> dict[str, object]:
+    """The placement: shown, tried and changed."""
+    view = _ref("View")
+    spec = {
+        "type": ["object", "null"],
+        "additionalProperties": _ref("Placement"),
+        "description": "By role or model id, as the [placement] tables of config.toml.",
+    }
+    body = {"required": True, "content": _json(spec)}
+    shown = _get("Where every model runs, from memory; its ETag is for If-Match.", view)
+    bad = {"400": "This is no placement spec.", "422": "It does not fit this machine."}
+    refused = {
+        "403": "A host or origin that is not allowed, or not an admin's key.",
+        "409": "Changes over HTTP are not allowed, or config.toml cannot be changed now.",
+        "412": "If-Match names another plan than the one of now.",
+        "503": "Its models could not be loaded; file and plan were put back.",
+    }
+    etag = {"name": "If-Match", "in": "header", "schema": {"type": "string"}}
+
+    def change(summary: str, errors: dict[str, str]) -> dict[str, object]:
+        answers = {"200": {"description": "OK", "content": _json(view)}, **_errors(errors)}
+        return {"summary": summary, "parameters": [etag], "responses": answers}
+
+    put = {
+        **change("Writes this placement to config.toml, applies it, and waits for its models.",
+                 {**bad, **refused}),
+        "requestBody": body,
+    }  # fmt: skip
+    delete = change("Takes the placement out of config.toml: all is automatic again.", refused)
+    answers = {"200": {"description": "OK", "content": _json(view)}, **_errors(bad)}
+    preview = {
+        "summary": "What would run with this placement, or without any (null); changes nothing.",
+        "requestBody": body,
+        "responses": answers,
+    }
+    return {
+        "/v1/placement": {**shown, "put": put, "delete": delete},
+        "/v1/placement/preview": {"post": preview},
+    }
 
 
 def _ref(name: str) -> dict[str, object]:

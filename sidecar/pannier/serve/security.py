@@ -73,6 +73,18 @@ def check(request: web.Request, access: Access) -> None:
         _check_key(request, (*access.client_keys, *access.admin_keys))
 
 
+def require_admin(request: web.Request, access: Access) -> None:
+    """Raises ApiError (401, 403) where a change needs a key that was not sent."""
+    if not access.admin_keys:
+        return
+    try:
+        _check_key(request, access.admin_keys)
+    except ApiError:
+        if presented_key(request) is None:
+            raise
+        raise ApiError(403, "this needs an admin key", code="admin_key_needed") from None
+
+
 def _check_body(request: web.Request) -> None:
     kind = request.content_type.lower()
     form = kind == "multipart/form-data" and request.path in _FORM_PATHS

@@ -30,7 +30,8 @@ class ConfigStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One moment of Pannier. `generation` rises by one with every config that is applied.
 
-    `memory_notes` say by instance where loads took other sizes than the rules say.
+    `memory_notes` say by instance where loads took other sizes than the rules say, `digests` by
+    group what it runs.
     """
 
     generation: int
@@ -41,6 +42,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     inventory: Inventory = Inventory()
     fleet: FleetView = FleetView()
     memory_notes: dict[str, tuple[str, ...]] = {}
+    digests: dict[str, str] = {}
     stopping: bool = False
 
     @property

@@ -4,17 +4,20 @@ import asyncio
 import contextlib
 import io
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
+from tests.fakes.desk import Desk
 from tests.fakes.snapshots import snapshot_of
 from tests.fakes.upstream import FakeUpstream
 
 from pannier.config.schema import Server
 from pannier.fleet.host import Upstream
+from pannier.placement.live import LivePlacement
 from pannier.progress.hub import Latest
 from pannier.serve.app import make_app
 from pannier.serve.forward import upstream_session
@@ -30,8 +33,9 @@ QUIET_S = 0.05
 class Stand:
     """A running HTTP side. `granted` unset: loans wait; `refusal`: what they end with."""
 
-    def __init__(self, upstream: FakeUpstream) -> None:
+    def __init__(self, upstream: FakeUpstream, desk: Desk) -> None:
         self.upstream = upstream
+        self.desk = desk
         self.snapshots: Latest[Snapshot] = Latest(snapshot_of())
         self.gate = Gate(access_of(Server()))
         self.granted = asyncio.Event()
@@ -113,12 +117,15 @@ class Stand:
 
 
 @pytest.fixture
-async def stand() -> AsyncIterator[Stand]:
+async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
     """As `service.py` sets the HTTP side up."""
     async with FakeUpstream().running() as upstream, upstream_session() as session:
-        stand = Stand(upstream)
+        stand = Stand(upstream, Desk(tmp_path))
         levers = Levers(wish=stand.wished.append, unload=stand.unloaded.append)
-        app = make_app(stand.snapshots, stand.lend, session, stand.gate, levers, quiet_s=QUIET_S)
+        placements = LivePlacement(stand.desk)
+        app = make_app(
+            stand.snapshots, stand.lend, session, stand.gate, levers, placements, quiet_s=QUIET_S
+        )
         stand.runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=3.0
         )
@@ -129,4 +136,5 @@ async def stand() -> AsyncIterator[Stand]:
         async with aiohttp.ClientSession(auto_decompress=False) as stand.client:
             yield stand
         await stand.stop()
+        await placements.aclose()
         assert stand.open_loans == 0, "a loan was not given back"

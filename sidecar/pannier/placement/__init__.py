@@ -1,0 +1,1 @@
+"""The placement service: inspect, preview, set, wait. One implementation for every surface."""
