@@ -21,6 +21,7 @@ from pannier import __version__
 from pannier.engine import command as engine_command
 from pannier.errors import ConfigError, PannierError
 from pannier.memory import command as memory_command
+from pannier.placement import command as placement_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,13 +79,10 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(run=_serve)
 
     _looking(commands, "check", _check, "print every problem of a config; exit code 0 or 1")
-    plan = _looking(commands, "plan", _plan, "show what would run where, and why; starts nothing")
-    plan.add_argument(
-        "--inventory", type=Path, metavar="FILE",
-        help="plan for the devices of this file (`pannier status --json`); asks none here",
-    )  # fmt: skip
+    placement_command.add_plan(commands, default_config())
     _looking(commands, "status", _status, "the devices that models can be placed on")
 
+    placement_command.add_placement(commands, default_config())
     memory_command.add_parser(commands).set_defaults(run=_memory)
 
     schema = commands.add_parser("schema", help="print the JSON Schema of config.toml, for editors")
@@ -167,17 +165,6 @@ def _check(args: argparse.Namespace) -> int:
         count = len(report.problems)
         print("no problems" if not count else f"{count} problem{'s' if count > 1 else ''}")
     return 0 if report.ok else 1
-
-
-def _plan(args: argparse.Namespace) -> int:
-    from pannier.check import plan, plan_lines
-
-    made = asyncio.run(plan(args.config, args.config.absolute().parent, args.inventory))
-    if args.json:
-        print(msgspec.json.format(msgspec.json.encode(made), indent=2).decode())
-    else:
-        print("\n".join(plan_lines(made)))
-    return 0
 
 
 def _status(args: argparse.Namespace) -> int:

@@ -53,11 +53,7 @@ def make_app(
     get("/models/sse", router.events, allow_head=False)
     app.router.add_post("/models/load", router.load)
     app.router.add_post("/models/unload", router.unload)
-    placement = PlacementRoutes(snapshots, placements, gate)
-    get("/v1/placement", placement.get)
-    app.router.add_post("/v1/placement/preview", placement.preview)
-    app.router.add_put("/v1/placement", placement.put)
-    app.router.add_delete("/v1/placement", placement.delete)
+    PlacementRoutes(snapshots, placements, gate).add_to(app)
     described = openapi_json(ROUTES)
 
     async def openapi(request: web.Request) -> web.Response:

@@ -56,6 +56,13 @@ class PlacementRoutes:
         self._placements = placements
         self._gate = gate
 
+    def add_to(self, app: web.Application) -> None:
+        """Their paths."""
+        app.router.add_get("/v1/placement", self.get)
+        app.router.add_post("/v1/placement/preview", self.preview)
+        app.router.add_put("/v1/placement", self.put)
+        app.router.add_delete("/v1/placement", self.delete)
+
     async def get(self, request: web.Request) -> web.Response:
         """GET /v1/placement."""
         return self._answer(self._placements.get_placement())

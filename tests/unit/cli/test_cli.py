@@ -6,14 +6,13 @@ import sys
 
 import msgspec
 import pytest
-from tests.fakes.values import config_of, machine, plan_of
+from tests.fakes.values import machine
 
 from pannier import __version__
-from pannier.check import plan_lines
 from pannier.cli import _windows, default_config, main
 from pannier.config.load import parse
 
-GOOD = '[models.a]\npath = "a.gguf"\n'
+GOOD = '[models.a]\npath = "a.gguf"\n[server]\nlisten = "127.0.0.1:0"\n'
 BAD = '[models.a]\nrole = "chta"\n\n[sever]\n'
 
 
@@ -74,8 +73,9 @@ def test_a_plan_without_an_engine_says_that_it_is_one(config, capsys):
     (config.parent / "a.gguf").write_bytes(b"x")
     code, out, _ = run(capsys, "plan", "--config", config)
     assert code == 0
-    assert out.startswith("a (chat): CPU, 8192 tokens x 1, about 0.25 GiB\n")
-    assert "why: no llama-server to ask for devices" in out
+    row = " ".join(out.splitlines()[1].split())
+    assert row == "a chat CPU 8192 x 1 about 0.25 GiB"
+    assert "no devices: no llama-server to ask for devices" in out
 
 
 def test_the_plan_for_programs_is_the_plan(config, capsys):
@@ -232,12 +232,3 @@ def test_what_only_looks_loads_no_http_server():
     code += "sys.exit('pannier.serve' in sys.modules or 'pannier.service' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
-
-
-def test_the_lines_of_a_plan():
-    text = "".join(f'[models.{name}]\npath = "/m/{name}"\n' for name in "abcd")
-    sizes = {"a": 15.0, "b": 15.0, "c": 40.0, "d": -1.0}
-    lines = plan_lines(plan_of(config_of(text), machine(24, 24), sizes))
-    assert "d: not installed" in lines
-    assert any(line.startswith("why: ") for line in lines)
-    assert plan_lines(plan_of(config_of("[server]\n"), machine())) == ["no models"]
