@@ -177,7 +177,9 @@ class Preparer:
             self._version, features = await probe_llama_server(server.path)
         except EngineError as error:
             raise ConfigError([_missing("llama_server", error.message, error.hint)]) from error
-        self._flavour = EngineFlavour(path=server.path, load_mode=features.load_mode)
+        self._flavour = EngineFlavour(
+            path=server.path, load_mode=features.load_mode, environ=question.env
+        )
         self._asked = question
 
     async def _question(self, config: Config, server: Program) -> Question:

@@ -1,6 +1,7 @@
 """The config of a group's llama-swap, by the numbers of its spec (SC-1 to SC-18)."""
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -8,7 +9,9 @@ import pytest
 from tests.fakes.values import config_of, files_of, groups_of, machine
 
 from pannier.fleet import launcher
+from pannier.fleet.owner import LOAD_MARGIN_S
 from pannier.fleet.ports import Ports, ephemeral_start
+from pannier.fleet.store import atomic_write
 from pannier.plan.roles import MIB, ROLES, load_ceiling_s
 from pannier.render.flags import PORT_FLAG
 from pannier.render.llama_swap import GroupLaunch, command, group_launch, render
@@ -48,6 +51,18 @@ def test_sc_1_the_same_input_gives_the_same_bytes():
     group = shared()
     ports = {"a": 9000, "b": 9001}
     assert render(group, ports, key="k") == render(group, dict(reversed(ports.items())), key="k")
+
+
+def test_sc_1_a_config_is_written_whole_and_for_its_owner_alone(tmp_path):
+    path = tmp_path / "group.json"
+    path.write_bytes(b"old")
+    path.chmod(0o644)
+    with path.open("rb") as reader:
+        atomic_write(path, b"new")
+        assert reader.read() == b"old", "who reads meanwhile reads the old one to its end"
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in tmp_path.iterdir()] == ["group.json"]
 
 
 def test_sc_2_the_top_keys_are_these_and_what_we_do_ourselves_is_off():
@@ -119,10 +134,13 @@ def test_sc_8_the_port_flag_is_one_constant():
     assert written == {"flags.py", "validate.py"}, "the reader of the config refuses it by name"
 
 
-def test_sc_9_to_11_the_environment_is_a_list_and_the_input_is_not_changed():
+def test_sc_9_the_environment_is_a_list_and_sc_11_the_input_is_not_changed():
     group = shared()
     before = msgspec.json.encode(group)
-    assert rendered(group)["models"]["a"]["env"] == ["CUDA_DEVICE_ORDER=PCI_BUS_ID"]
+    assert rendered(group)["models"]["a"]["env"] == [
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES=0",
+    ]
     assert msgspec.json.encode(group) == before
 
 
@@ -197,6 +215,10 @@ def test_sc_17_what_the_fleet_waits_by_is_the_same_number():
         assert rendered(group)["healthCheckTimeout"] == launch.load_timeout_s
 
 
+def test_sc_17_no_wait_of_ours_ends_before_llama_swap_gives_up():
+    assert LOAD_MARGIN_S > 0
+
+
 def test_sc_18_an_embedder_that_hangs_holds_its_callers_for_two_minutes_at_most():
     text = '[models.e]\nrole = "embed"\npath = "/m/e.gguf"\n'
     (group,) = groups_of(config_of(text)).values()
@@ -213,3 +235,15 @@ def test_every_command_is_started_behind_its_launcher():
 def test_a_group_without_the_member_asked_for_says_so():
     with pytest.raises(KeyError, match="nobody"):
         group_launch("g", [], swap=False, host="direct", launcher=()).launch("nobody")
+
+
+def test_every_behaviour_of_the_spec_is_named_by_a_test():
+    folders = [Path(__file__).parent, Path(__file__).parents[2] / "engine"]
+    named = {
+        int(number)
+        for folder in folders
+        for file in folder.glob("test_*.py")
+        for name in re.findall(r"def (test_\w+)", file.read_text(encoding="utf-8"))
+        for number in re.findall(r"sc_(\d+)_", name)
+    }
+    assert named == set(range(1, 20))
