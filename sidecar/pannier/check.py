@@ -1,7 +1,7 @@
-"""`pannier check`, `plan` and `init`: what can be said about a config without running it.
+"""`pannier check`, `status` and `init`: what can be said about a config without running it.
 
-The same reader and planner as `serve`. Works on every platform and without an engine; where there
-is no engine to ask, the plan is for a machine without GPUs, and says so.
+The same reader as `serve`. Works on every platform and without an engine; where there is no engine
+to ask, the devices are those of a machine without GPUs, and a note says so.
 
 Must not: start a server or write anything but the example.
 """
@@ -32,8 +32,6 @@ from pannier.errors import ConfigError, EngineError, PannierError, Problem
 from pannier.fleet.backoff import delay_s
 from pannier.fleet.process import child_environment
 from pannier.gguf.files import find_files
-from pannier.plan.placement import make_plan
-from pannier.plan.values import Plan
 from pannier.render.conflicts import config_problems, uncounted
 
 LARGEST_INVENTORY = 4 << 20
@@ -72,19 +70,6 @@ def check(path: Path) -> CheckReport:
     except EngineError as error:
         notes.append(str(error))
     return CheckReport(ok=True, file=str(path), notes=tuple(notes))
-
-
-async def plan(path: Path, base: Path, inventory_file: Path | None = None) -> Plan:
-    """The plan for this machine, or for the one in a file; `base` is the config's folder.
-
-    With a file no device is asked. Raises ConfigError, and PannierError for a bad inventory.
-    """
-    config = parse(read_now(path))
-    if inventory_file is None:
-        found = await inventory(config, base)
-    else:
-        found = with_reserves(read_inventory(inventory_file), config.memory.reserve)
-    return make_plan(config, found, find_files(config, base))
 
 
 def read_inventory(path: Path) -> Inventory:
@@ -154,25 +139,6 @@ def status_lines(found: Status) -> list[str]:
     """The devices for a person, with the names that `placement` takes."""
     engine = found.engine or "not installed: `pannier engine install` gets it"
     return [*inventory_lines(found.inventory), f"engine: {engine}"]
-
-
-def plan_lines(made: Plan) -> list[str]:
-    """A plan for a person: one line per instance, then what is not placed, then the reasons."""
-    lines = []
-    swaps = {member: group.id for group in made.groups if group.swap for member in group.members}
-    for each in made.instances:
-        where = ", ".join(each.devices) or "CPU"
-        split = f" split {':'.join(map(str, each.tensor_split))}" if each.tensor_split else ""
-        shared = f", shares {swaps[each.id]}" if each.id in swaps else ""
-        size = f"about {each.bytes_needed / 1024**3:.2f} GiB"
-        lines.append(
-            f"{each.id} ({each.role}): {where}{split}, {each.context} tokens x {each.slots},"
-            f" {size}{shared}"
-        )
-    lines += [f"{name}: not installed" for name in made.skipped_not_installed]
-    lines += [f"{each.model}: cannot be placed: {each.reason}" for each in made.unplaceable]
-    lines += [f"why: {reason}" for reason in made.reasons]
-    return lines or ["no models"]
 
 
 def write_example(path: Path) -> list[Path]:
