@@ -13,7 +13,7 @@ import msgspec
 
 from pannier.devices.inventory import DEFAULT_RESERVE, Device, Inventory
 from pannier.plan.demand import Demand, Form
-from pannier.plan.search import Item, Way
+from pannier.plan.items import Item, Way
 from pannier.plan.wide import Wide, bytes_on, evenly, fewest, fill, wide_of
 
 UNKNOWN_ROOM = 1 << 60

@@ -13,15 +13,19 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from pannier.plan.search import Cost, Found, Item, Placed, Search
+from pannier.plan.items import NO_COST_YET, Cost, Found, Item, Placed
+from pannier.plan.search import BEST, FIRST, JOINS_FIRST, POOLED, Mode, Search
 from pannier.plan.wide import bytes_on, evenly
 
 EIGHTHS = 8
 """Headroom is compared in eighths of a device's capacity."""
 
-LIMIT = 20_000
-"""Nodes of one search: some 0.3 s in the worst case, never reached by 16 models on 8 cards of
-usual sizes (`tests/bench/planning.py`)."""
+LIMIT = 8_000
+"""Nodes of all searches of one packing: about a second, never reached by 16 models on 8 cards that
+each fit a card (`tests/bench/planning.py`)."""
+
+DESCENTS = 4
+"""Nodes that every search may have, in descents to the last item: a first placement costs one."""
 
 
 class Spot(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,39 +58,106 @@ def pack(
     None when there is no placement at all, which cannot be where every item fits alone beside
     those that are never swapped out.
     """
-    exact = True
-
-    def look(items: Sequence[Item], room: Sequence[int], **bounds: object) -> Found | None:
-        nonlocal exact
-        search = Search(items, room, host, limit=limit, **bounds)  # type: ignore[arg-type]
-        found = search.run()
-        exact = exact and not search.exhausted
-        return found
-
-    level, found = 0, look(levels[0], capacity, below=(0, 1, 0, 0))
+    ask = _Questions(capacity, host, limit)
+    level, found = _resident(ask, [[_homeless(item) for item in items] for items in levels])
     if found is None:
-        least = look(levels[-1], capacity) or look(levels[-1], capacity, joins_first=True)
-        if least is None:
-            return None
-        pooled, lost, _, _ = least.cost
-        level, found = len(levels) - 1, least
-        for at, items in enumerate(levels[:-1]):
-            if better := look(items, capacity, below=(pooled, lost + 1, 0, 0)):
-                level, found = at, better
-                break
-    headroom = 0
+        return None
+    found = _at_home(ask, levels[level], found)
     pooled, lost, extra, moved = found.cost
-    low, high = 1, EIGHTHS - 1
+    headroom, low, high = 0, 1, EIGHTHS - 1
     while low <= high:
         tried = (low + high) // 2
         kept = [size * (EIGHTHS - tried) // EIGHTHS for size in capacity]
-        below = (pooled, lost, extra, moved + 1)
-        evener = look(levels[level], kept, below=below, first=True)
+        evener = ask.any(levels[level], (pooled, lost, extra, moved + 1), kept)
         if evener:
             headroom, found, low = tried, evener, tried + 1
         else:
             high = tried - 1
-    return _packing(found, level, headroom, capacity, host, exact=exact)
+    return _packing(found, level, headroom, capacity, host, exact=ask.exact)
+
+
+class _Questions:
+    """Searches on one machine with one account of nodes; `exact` while each came to its end."""
+
+    def __init__(self, capacity: Sequence[int], host: int, limit: int) -> None:
+        self._capacity, self._host, self._left = capacity, host, limit
+        self.exact = True
+
+    def any(
+        self, items: Sequence[Item], below: Cost, rooms: Sequence[int] | None = None
+    ) -> Found | None:
+        """Some placement that costs less."""
+        return self._run(self._search(items, below, FIRST, rooms))
+
+    def next(self, items: Sequence[Item], below: Cost) -> tuple[Found | None, int]:
+        """Some placement that costs less; if there is none, how many share in any other."""
+        search = self._search(items, below, FIRST)
+        return self._run(search), search.beyond
+
+    def best(self, items: Sequence[Item], below: Cost, mode: Mode = BEST) -> Found | None:
+        """The one that costs least, if less than that."""
+        return self._run(self._search(items, below, mode))
+
+    def _search(
+        self, items: Sequence[Item], below: Cost, mode: Mode, rooms: Sequence[int] | None = None
+    ) -> Search:
+        # Half of what is left, so that no question is left without; in any case a few descents.
+        limit = max(DESCENTS * (len(items) + 1), self._left // 2)
+        rooms = self._capacity if rooms is None else rooms
+        return Search(items, rooms, self._host, below=below, limit=limit, mode=mode)
+
+    def _run(self, search: Search) -> Found | None:
+        found = search.run()
+        self._left -= search.nodes
+        self.exact = self.exact and not search.exhausted
+        return found
+
+
+def _resident(ask: _Questions, levels: Sequence[Sequence[Item]]) -> tuple[int, Found | None]:
+    """The level of context, and the best placement there as if nothing ran anywhere."""
+    level, found = 0, ask.any(levels[0], (0, 1, 0, 0))
+    if found is None:
+        level, found = len(levels) - 1, _fewest_shared(ask, levels[-1])
+        if found is None:
+            return level, None
+        pooled, lost, _, _ = found.cost
+        for at, items in enumerate(levels[:-1]):
+            if better := ask.any(items, (pooled, lost + 1, 0, 0)):
+                level, found = at, better
+                break
+    return level, ask.best(levels[level], found.cost) or found
+
+
+def _fewest_shared(ask: _Questions, items: Sequence[Item]) -> Found | None:
+    """Some placement of those that share least: a guess, then whether fewer would do."""
+    few = ask.best(items, NO_COST_YET, POOLED)
+    below = (few.cost[0] + 1, 0, 0, 0) if few else NO_COST_YET
+    guess = ask.any(items, below) or ask.best(items, NO_COST_YET, JOINS_FIRST)
+    if guess is None:
+        return None
+    pooled, lost = few.cost[0] if few else 0, 0
+    while lost < guess.cost[1]:
+        fewer, beyond = ask.next(items, (pooled, lost + 1, 0, 0))
+        if fewer:
+            return fewer
+        lost = max(lost + 1, beyond)
+    return guess
+
+
+def _at_home(ask: _Questions, items: Sequence[Item], found: Found) -> Found:
+    """As good a placement that moves least: none at all, then one, and so on."""
+    homes = {item.id: item.home for item in items if item.home}
+    moved = sum(homes.get(each.item.id, each.devices) != each.devices for each in found.placed)
+    pooled, lost, extra, _ = found.cost
+    found = msgspec.structs.replace(found, cost=(pooled, lost, extra, moved))
+    for few in range(moved):
+        if fewer := ask.any(items, (pooled, lost, extra, few + 1)):
+            return fewer
+    return found
+
+
+def _homeless(item: Item) -> Item:
+    return msgspec.structs.replace(item, home=()) if item.home else item
 
 
 def _packing(

@@ -26,11 +26,11 @@ from pannier.plan.explain import (
 )
 from pannier.plan.fit import Ladder, ladder
 from pannier.plan.grow import Grown, Growth
+from pannier.plan.items import Item
 from pannier.plan.machine import Machine, Pin, Sizes, machine_of
 from pannier.plan.pack import LIMIT, Packing, Spot, pack
 from pannier.plan.pins import pins_of
 from pannier.plan.roles import ROLES, load_ceiling_s
-from pannier.plan.search import Item
 from pannier.plan.spec import PlacementError, PlacementSpec, spec_of_config
 from pannier.plan.values import Group, Instance, Plan, Rejected, Unplaceable
 

@@ -15,95 +15,42 @@ Must not: know models, contexts or names of devices.
 """
 
 import contextlib
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, combinations
+from itertools import accumulate, combinations, permutations, product
+from typing import Literal
 
-import msgspec
-
+from pannier.plan.bounds import Entry, Shares, Units
+from pannier.plan.items import (
+    NO_COST_YET,
+    Cost,
+    Found,
+    Item,
+    Placed,
+    Way,
+    devices_of,
+    even_on_all,
+    kinds_of,
+    least_on_one,
+)
+from pannier.plan.swap_set import Chosen, SwapSet, more_for, put_inside
 from pannier.plan.wide import EXACT_DEVICES, Wide, fewest
 
-Way = tuple[tuple[int, int], ...]
-"""One way to place an item: (device, bytes) of every device that it takes."""
+Mode = Literal["best", "first", "joins first", "pooled"]
+"""What is asked for: the best; any; the best, swap sets tried first; the fewest pooled that share,
+whatever else it costs."""
 
-Cost = tuple[int, int, int, int]
-"""Pooled items in swap sets; items that share; devices beyond one each; items that move."""
-
-NO_COST_YET: Cost = (1 << 30, 1 << 30, 1 << 30, 1 << 30)
-
-
-class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """One llama-server to place. `host` in bytes of RAM; `home` where it runs now."""
-
-    id: str
-    ways: tuple[Way, ...] = ()
-    wide: Wide | None = None
-    host: int = 0
-    pooled: bool = False
-    keep: bool = False
-    home: tuple[int, ...] = ()
-
-    @property
-    def size(self) -> int:
-        """The least bytes that it takes on devices."""
-        if self.wide is not None:
-            return self.wide.volume
-        return min(sum(need for _, need in way) for way in self.ways)
-
-
-class Placed(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an item goes: its way, or for a wide one the devices; `group` counts swap sets."""
-
-    item: Item
-    group: int
-    devices: tuple[int, ...]
-    way: Way | None
-
-
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """A placement of all items, and what it costs."""
-
-    cost: Cost
-    placed: tuple[Placed, ...]
-
-
-class _Set:
-    """A swap set in the making; one with a single member is a resident."""
-
-    __slots__ = ("charge", "host", "keep", "members", "pooled", "territory", "wide")
-
-    def __init__(self, item: Item, way: Way | None) -> None:
-        self.charge: dict[int, int] = dict(way or ())
-        self.host = item.host
-        self.members: list[tuple[Item, Way | None]] = [(item, way)]
-        self.keep = item.keep
-        self.pooled = item.pooled  # of the only member; meaningless for more
-        self.wide = item.wide is not None
-        self.territory: tuple[int, ...] = ()
-
-    def volume(self) -> int:
-        """What its wide members take together at least."""
-        return max(item.size for item, _ in self.members if item.wide is not None)
-
-
-class _Sizes:
-    """How many of the items from one on have to share, by volume alone."""
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._total = (0, *accumulate(sizes))
-        # Joining saves at most an item's own size. Upper bounds that fall, so that the first are
-        # the largest.
-        falling = list(accumulate(reversed(sizes), max))[::-1]
-        self._saved = (0, *accumulate(falling))
-
-    def over(self, at: int, room: int) -> int:
-        """The fewest items from `at` without which the others fit into `room` bytes."""
-        over = self._total[-1] - self._total[at] - room
-        return 0 if over <= 0 else bisect_left(self._saved, self._saved[at] + over) - at
+BEST: Mode = "best"
+FIRST: Mode = "first"
+JOINS_FIRST: Mode = "joins first"
+POOLED: Mode = "pooled"
 
 
 class _Enough(Exception):
     """The limit on nodes is reached."""
+
+
+Choice = tuple[SwapSet | None, Way | None]
+"""The set to join (None: a new one), and the way."""
 
 
 class Search:
@@ -117,95 +64,145 @@ class Search:
         *,
         below: Cost = NO_COST_YET,
         limit: int,
-        first: bool = False,
-        joins_first: bool = False,
+        mode: Mode = BEST,
     ) -> None:
+        self._possible = all(item.ways or item.wide for item in items)
+        if not self._possible:
+            items = []
         # Wide ones first, then the largest; the order of the file plays no part.
         self._items = sorted(items, key=lambda i: (i.wide is None, -i.size, not i.keep, i.id))
+        self._sizes = [item.size for item in self._items]
         self._room, self._host = list(capacity), host
         self._best = below
         self._found: Found | None = None
-        self._limit, self._first, self._joins_first = limit, first, joins_first
-        self._sets: list[_Set] = []
-        self._nodes = 0
-        self._all = _Sizes([item.size for item in self._items])
-        self._pooled = _Sizes([item.size * item.pooled for item in self._items])
-        least = list(accumulate((_least_way(item) for item in reversed(self._items)), min))
-        self._least = [*reversed(least), 0]
+        self._limit, self._first = limit, mode == FIRST
+        self._joins_first, self._pooled_only = mode in (JOINS_FIRST, POOLED), mode == POOLED
+        self._sets: list[SwapSet] = []
+        self._on: list[list[SwapSet]] = [[] for _ in capacity]
+        self.nodes = 0  # how many were looked at
+        self.beyond = NO_COST_YET[1]  # the fewest sharing among what was turned down for its cost
         # Of items that differ in size alone, the smallest are resident: once one could have joined
         # a set at no cost and was made resident, no smaller one of its kind joins (`_chosen`).
-        self._plain = [_plain(item, capacity) for item in self._items]
-        self._chosen: dict[bool, list[int]] = {True: [], False: []}
-        self._wides = sum(item.wide is not None for item in self._items)
-        self._kind = _kinds(self._items, capacity)
-        # Wide ones take at least so many devices beyond one, whatever else there is.
-        self._floor = sum(_extra(item.wide, capacity) for item in self._items if item.wide)
+        even = [even_on_all(item, capacity) for item in self._items]
+        self._plain = [
+            item.pooled if same and not item.keep else None
+            for item, same in zip(self._items, even, strict=True)
+        ]
+        self._chosen: tuple[list[int], list[int]] = ([], [])
+        self._even = [*reversed(list(accumulate(reversed(even), min))), True]
+        hosts = accumulate((item.host for item in reversed(self._items)), max)
+        self._tallest = [*reversed(list(hosts)), 0]
+        self._shares = Shares([*map(_entry, self._items, self._plain)], len(self._room), host)
+        self._scarce = sum(item.host for item in self._items) > host
+        self._wides = [(item, Units(item.wide)) for item in self._items if item.wide is not None]
+        self._kind = kinds_of(self._items, capacity)
+        self._alone = [{w[0][0]: w for w in item.ways if len(w) == 1} for item in self._items]
+        self._several = [[w for w in item.ways if len(w) != 1] for item in self._items]
+        self._floor = [_extra(item.wide, capacity) for item, _ in self._wides if item.wide]
 
     def run(self) -> Found | None:
         """The best placement below the bound, or None. With a limit: the best that was seen."""
-        if all(item.ways or item.wide for item in self._items):
+        if self._possible:
             with contextlib.suppress(_Enough):
-                self._place(0, (0, 0, self._floor, 0))
+                self._place(0, (0, 0, sum(self._floor), 0), settled=not self._wides)
         return self._found
 
     @property
     def exhausted(self) -> bool:
         """Whether the limit ended it."""
-        return self._nodes > self._limit
+        return self.nodes > self._limit
 
-    def _place(self, at: int, cost: Cost, *, settled: bool = False) -> None:
-        self._nodes += 1
-        if self._nodes > self._limit:
+    def _tick(self) -> None:
+        self.nodes += 1
+        if self.nodes > self._limit:
             raise _Enough
-        if at == self._wides and not settled and self._sets:
+
+    def _place(self, at: int, cost: Cost, *, settled: bool) -> None:
+        self._tick()
+        if at == len(self._wides) and not settled:
             for _ in self._territories([group for group in self._sets if group.wide]):
-                self._place(at, cost, settled=True)
+                spread = self._spread()
+                if spread is not None:
+                    self._place(at, (*cost[:2], spread, cost[3]), settled=True)
+            return
+        if self._hopeless(at, cost):
             return
         if at == len(self._items):
             self._finish(cost)
             return
-        pooled, lost, extra, moved = cost
-        room = self._usable(at)
-        if room is None:
-            return
-        least = (pooled + self._pooled.over(at, room), lost + self._all.over(at, room))
-        if (*least, extra, moved) >= self._best:
-            return
-        item = self._items[at]
-        joins, free = self._joins(item)
-        kind = self._plain[at]
-        if kind is not None and any(host >= item.host for host in self._chosen[kind]):
-            joins, free = [], False
-        opens = self._opens(item)
-        chosen = self._chosen[kind] if kind is not None and free else []
-        for group, way in [*joins, *opens] if self._joins_first else [*opens, *joins]:
-            after = self._cost(cost, item, group, way)
-            if after < self._best:
-                undo = self._take(item, group, way)
-                chosen.append(item.host if group is None else -1)
-                self._place(at + 1, after, settled=settled)
+        choices, kind = self._choices(at, cost)
+        chosen = [] if kind is None else self._chosen[kind]
+        for group, way in choices:
+            after = self._cost(cost, self._items[at], group, way)
+            if self._worse(after) or (self._pooled_only and after[0] >= self._best[0]):
+                continue
+            opened, more, host = self._take(self._items[at], group, way)
+            spread = self._spread() if settled and more and self._wides else after[2]
+            if spread is not None:
+                chosen.append(self._items[at].host if group is None else -1)
+                self._place(at + 1, (*after[:2], spread, after[3]), settled=settled)
                 chosen.pop()
-                self._untake(group, undo)
+            self._untake(opened, more, host, new=group is None)
 
-    def _usable(self, at: int) -> int | None:
-        """Room that items from `at` could be resident in; None when the wide ones lack theirs."""
-        wide = [group for group in self._sets if group.wide]
-        if not wide:
-            return sum(room for room in self._room if room >= self._least[at])
-        room = sum(self._room)
-        for group in wide:
-            volume = group.volume()
-            room -= volume
-            if room < 0 or (group.territory and self._in(group.territory) < volume):
+    def _hopeless(self, at: int, cost: Cost) -> bool:
+        """Whether nothing below here can be better than what is found."""
+        pooled, lost, extra, moved = cost
+        wide = sum([group.lacks() for group in self._sets if group.wide])
+        held = (self._holds(False, at), self._holds(True, at))
+        shares = self._shares.least(at, self._room, wide, self._host, held)
+        if shares is None:
+            return True
+        if self._pooled_only:
+            return pooled + shares[0] >= self._best[0]
+        return self._worse((pooled + shares[0], lost + shares[1], extra, moved))
+
+    def _worse(self, cost: Cost) -> bool:
+        """Whether it is no better than what is found; remembers the least that was turned down."""
+        if cost < self._best:
+            return False
+        if cost[0] <= self._best[0]:
+            self.beyond = min(self.beyond, cost[1])
+        return True
+
+    def _holds(self, kind: bool, at: int) -> bool:
+        """Whether no item of this kind from `at` on joins a set any more."""
+        return max(self._chosen[kind], default=-1) >= self._tallest[at]
+
+    def _choices(self, at: int, cost: Cost) -> tuple[list[Choice], bool | None]:
+        """What to try with an item; its kind when making it resident binds the smaller ones."""
+        item, kind = self._items[at], self._plain[at]
+        joins: list[Choice] = []
+        free = False
+        bound = kind is not None and any(host >= item.host for host in self._chosen[kind])
+        shared = (cost[0], cost[1] + (not self._pooled_only), *cost[2:])
+        if not (bound or item.keep or self._worse(shared)):
+            joins, free = self._joins(at)
+        if self._pooled_only and free and not item.pooled:
+            return joins[:1], None
+        opens = self._opens(at)
+        choices = [*joins, *opens] if self._joins_first else [*opens, *joins]
+        return choices, kind if free else None
+
+    def _spread(self) -> int | None:
+        """Devices beyond one that the wide ones take at least; None when they lack room."""
+        within = {
+            item.id: (group.territory, group.rooms(self._room) if group.charge else self._room)
+            for group in self._sets
+            if group.wide
+            for item, _ in group.members
+        }
+        total = 0
+        for (item, units), floor in zip(self._wides, self._floor, strict=True):
+            territory, rooms = within[item.id]
+            devices = units.devices(rooms, territory)
+            if devices is None:
                 return None
-        return room
+            total += max(floor, devices - 1)
+        return total
 
-    def _in(self, territory: tuple[int, ...]) -> int:
-        """Room on these devices together."""
-        return sum(self._room[device] for device in territory)
-
-    def _opens(self, item: Item) -> list[tuple[_Set | None, Way | None]]:
+    def _opens(self, at: int) -> list[Choice]:
         """Ways to be resident: at home first, then where the least room is left over."""
+        item = self._items[at]
         if item.host > self._host:
             return []
         if item.wide is not None:
@@ -214,148 +211,220 @@ class Search:
         seen = set()
         for way in item.ways:
             if all(need <= self._room[device] for device, need in way):
-                key = tuple(self._alike(device) for device, _ in way)
+                key = tuple([self._alike(device) for device, _ in way])
                 if key not in seen:
                     seen.add(key)
-                    left = sum(self._room[device] - need for device, need in way)
-                    fits.append((_devices(way) != item.home, left, way))
-        return [(None, way) for _, _, way in sorted(fits)]
+                    left = sum([self._room[device] - need for device, need in way])
+                    fits.append((devices_of(way) != item.home, left, way))
+        fits.sort()
+        if len(fits) > 1 and self._even[at] and not self._wides:
+            fits = [fit for fit in fits if self._closes(at, fit[2])][:1] or fits
+        return [(None, way) for _, _, way in fits]
+
+    def _closes(self, at: int, way: Way) -> bool:
+        """Whether nothing that is left would fill this device better than the item alone.
+
+        Then there is no need to try it elsewhere: what would be here could change places with it
+        (Martello and Toth's dominance for bins). True only of items that take the same everywhere.
+        """
+        device, room = way[0][0], self._room[way[0][0]]
+        size, left = self._sizes[at], self._sizes[at + 1 :]
+        if any(not group.keep and group.charge[device] < size for group in self._on[device]):
+            return False
+        if len(left) < 2 or left[-1] + left[-2] > room:
+            return True
+        if len(left) > 2 and sum(left[-3:]) <= room:
+            return False
+        return _best_pair(left, room) <= size
 
     def _alike(self, device: int) -> object:
         """Devices with equal keys lead to equal searches: one of them is enough."""
         if self._kind[device] is None:
             return device
-        there = sorted(
-            (group.charge[device], len(group.members), group.keep, group.pooled)
-            for group in self._sets
-            if device in group.charge
-        )
-        if any(device in g.charge and len(g.charge) > 1 for g in self._sets):
+        there = [
+            (g.charge[device], len(g.members), g.keep, g.pooled, g.host) for g in self._on[device]
+        ]
+        if any(len(group.charge) > 1 for group in self._on[device]):
             return device
-        return (self._kind[device], self._room[device], tuple(there))
+        territory = [n for n, g in enumerate(self._sets) if device in g.territory]
+        return (self._kind[device], self._room[device], tuple(sorted(there)), tuple(territory))
 
-    def _joins(self, item: Item) -> tuple[list[tuple[_Set | None, Way | None]], bool]:
+    def _joins(self, at: int) -> tuple[list[Choice], bool]:
         """Swap sets that it may join: what spoils no pooled resident first, then what grows least.
 
         Of sets that need not grow for it one is as good as another, and better than any that does:
         nothing that is placed later can tell the difference. True if there is one that is free.
         """
-        if item.keep:
-            return [], False
-        free: dict[tuple[int, bool], tuple[int, int, int]] = {}
+        item = self._items[at]
+        free: dict[tuple[int, bool, int], tuple[int, Way | None]] = {}
         joins: list[tuple[int, int, int, Way | None]] = []
         for number, group in enumerate(self._sets):
             if group.keep or item.host - group.host > self._host:
                 continue
-            spoiled = int(group.pooled and len(group.members) == 1)
-            if group.wide:
-                joins.append((spoiled, 0, number, None))
-                continue
-            for at, way in enumerate(item.ways):
-                more = _more(group, way)
-                if not more and item.host <= group.host:
-                    key = (spoiled, _devices(way) == item.home)
-                    free[key] = min(free.get(key, (len(way), number, at)), (len(way), number, at))
-                elif more != way and all(need <= self._room[device] for device, need in more):
-                    joins.append((spoiled, sum(need for _, need in more), number, way))
-        if (0, True) in free or ((0, False) in free and not item.home):
+            spoiled = int(group.spoiled())
+            for more, way in self._grown(at, group):
+                if more == 0 and item.host <= group.host:
+                    at_home = way is not None and devices_of(way) == item.home
+                    # Which pooled resident shares first does make a difference.
+                    free.setdefault((spoiled, not at_home, number * spoiled), (number, way))
+                else:
+                    joins.append((spoiled, max(0, more), number, way))
+        if (0, False, 0) in free or ((0, True, 0) in free and not item.home):
             joins = []
-        first = sorted(free.items(), key=lambda each: (each[0][0], not each[0][1]))
-        ordered: list[tuple[_Set | None, Way | None]] = [
-            (self._sets[number], item.ways[at]) for _, (_, number, at) in first
-        ]
+        ordered: list[Choice] = [(self._sets[n], way) for _, (n, way) in sorted(free.items())]
         ordered += [(self._sets[number], way) for _, _, number, way in sorted(joins, key=_order)]
-        return ordered, (0, False) in free or (0, True) in free
+        return ordered, (0, False, 0) in free or (0, True, 0) in free
 
-    def _cost(self, cost: Cost, item: Item, group: _Set | None, way: Way | None) -> Cost:
+    def _grown(self, at: int, group: SwapSet) -> Iterator[tuple[int, Way | None]]:
+        """Ways into a set, and by how much it would grow; -1 when that is seen at the end."""
+        item, alone = self._items[at], self._alone[at]
+        if item.wide is not None:
+            if group.wide:
+                yield -1, None
+            return
+        for device, charge in group.charge.items():
+            way = alone.get(device)
+            if way is not None:
+                more = max(0, way[0][1] - charge)
+                if more <= self._room[device]:
+                    yield more, way
+        # On other devices it could as well be resident, were it not for RAM, or for a wide member
+        # that takes them anyway.
+        elsewhere = self._scarce or group.wide
+        others = [way for device, way in alone.items() if device not in group.charge]
+        seen = set()
+        for way in [*self._several[at], *(others if elsewhere else ())]:
+            grown = more_for(group, way)
+            if group.wide and not all(device in group.territory for device, _ in way):
+                continue
+            if (elsewhere or grown != way or not way) and all(
+                need <= self._room[device] for device, need in grown
+            ):
+                key = tuple([self._alike(device) for device, _ in way])
+                if key not in seen:
+                    seen.add(key)
+                    yield sum([need for _, need in grown]), way
+
+    def _cost(self, cost: Cost, item: Item, group: SwapSet | None, way: Way | None) -> Cost:
         pooled, lost, extra, moved = cost
         if group is not None:
-            lost += 1
-            pooled += int(item.pooled) + int(group.pooled and len(group.members) == 1)
+            lost += not self._pooled_only
+            pooled += int(item.pooled) + int(group.spoiled())
         if way is not None and item.home:
-            moved += int(_devices(way) != item.home)
+            moved += int(devices_of(way) != item.home)
         return (pooled, lost, extra, moved)
 
-    def _take(self, item: Item, group: _Set | None, way: Way | None) -> tuple[Way, int]:
+    def _take(self, item: Item, group: SwapSet | None, way: Way | None) -> tuple[SwapSet, Way, int]:
         """Books it, and returns what has to be given back."""
         if group is None:
-            group = _Set(item, way)
+            group = SwapSet(item)
             self._sets.append(group)
-            more, host = way or (), item.host
-        else:
-            more = _more(group, way) if way is not None else ()
-            host = max(0, item.host - group.host)
-            for device, need in more:
-                group.charge[device] = group.charge.get(device, 0) + need
-            group.host += host
-            group.members.append((item, way))
+        more = more_for(group, way) if way is not None else ()
+        host = max(0, item.host - group.host)
         for device, need in more:
+            if device not in group.charge:
+                self._on[device].append(group)
+            group.charge[device] = group.charge.get(device, 0) + need
             self._room[device] -= need
+        group.host += host
+        group.members.append((item, way))
         self._host -= host
-        return more, host
+        return group, more, host
 
-    def _untake(self, group: _Set | None, undo: tuple[Way, int]) -> None:
-        more, host = undo
+    def _untake(self, group: SwapSet, more: Way, host: int, *, new: bool) -> None:
         for device, need in more:
             self._room[device] += need
-        self._host += host
-        if group is None:
-            self._sets.pop()
-            return
-        group.members.pop()
-        group.host -= host
-        for device, need in more:
             group.charge[device] -= need
             if not group.charge[device]:
                 del group.charge[device]
+                self._on[device].pop()
+        self._host += host
+        group.host -= host
+        group.members.pop()
+        if new:
+            self._sets.pop()
 
     def _finish(self, cost: Cost) -> None:
         """All items have their sets: gives the wide ones their devices, and keeps the best."""
-        pooled, lost, extra, moved = cost
-        extra -= self._floor
-        chosen: dict[str, tuple[tuple[int, ...], Way | None]] = {}
-        for group in self._sets:
-            if group.wide:
-                inside = self._inside(group)
-                if inside is None:
+        if not self._wides:
+            self._keep(cost, {}, tuple(range(len(self._room))))
+            return
+        for where in self._arrangements():
+            rooms = [0] * len(where)
+            for device, there in enumerate(where):
+                rooms[there] = self._room[device]
+            chosen: Chosen = {}
+            extra, moved = 0, cost[3]
+            for group in self._sets:
+                if group.wide:
+                    territory = tuple(sorted(where[device] for device in group.territory))
+                    inside = put_inside(group, territory, group.rooms(rooms, where))
+                    if inside is None:
+                        break
+                    chosen |= inside[0]
+                    extra, moved = extra + inside[1], moved + inside[2]
+            else:
+                self._keep((cost[0], cost[1], extra, moved), chosen, where)
+                if extra == cost[2] and moved == cost[3]:
                     return
-                chosen |= inside[0]
-                extra, moved = extra + inside[1], moved + inside[2]
-        after = (pooled, lost, extra, moved)
-        if after < self._best:
-            self._best = after
-            self._found = Found(cost=after, placed=tuple(self._placed(chosen)))
+
+    def _keep(self, cost: Cost, chosen: Chosen, where: tuple[int, ...]) -> None:
+        if cost < self._best:
+            self._best = cost
+            self._found = Found(cost=cost, placed=tuple(self._placed(chosen, where)))
             if self._first:
                 raise _Enough
 
-    def _placed(self, chosen: dict[str, tuple[tuple[int, ...], Way | None]]) -> Iterator[Placed]:
+    def _placed(self, chosen: Chosen, where: tuple[int, ...]) -> Iterator[Placed]:
         for number, group in enumerate(self._sets):
             for item, way in group.members:
-                devices, taken = chosen.get(item.id) or (_devices(way or ()), way)
+                moved = tuple((where[device], need) for device, need in way or ())
+                devices, taken = chosen.get(item.id) or (devices_of(moved), moved)
                 yield Placed(item=item, group=number, devices=devices, way=taken)
 
-    def _territories(self, wide: list[_Set], used: frozenset[int] = frozenset()) -> Iterator[None]:
+    def _arrangements(self) -> Iterator[tuple[int, ...]]:
+        """Devices that are the same, in every order that differs: to a split the order matters."""
+        yield tuple(range(len(self._room)))
+        if len(self._room) > EXACT_DEVICES:
+            return
+        classes: dict[object, list[int]] = {}
+        for device, kind in enumerate(self._kind):
+            classes.setdefault(device if kind is None else (kind,), []).append(device)
+        seen = set()
+        for orders in product(*(permutations(alike) for alike in classes.values())):
+            where = [0] * len(self._room)
+            for alike, order in zip(classes.values(), orders, strict=True):
+                for device, there in zip(alike, order, strict=True):
+                    where[device] = there
+            key = tuple(self._alike(where.index(there)) for there in range(len(where)))
+            if key not in seen:
+                seen.add(key)
+                self._tick()
+                yield tuple(where)
+
+    def _territories(
+        self, wide: list[SwapSet], used: frozenset[int] = frozenset()
+    ) -> Iterator[None]:
         """Gives each set of wide items devices of its own, in every way that differs."""
         free = tuple(device for device in range(len(self._room)) if device not in used)
         group, others = wide[0], wide[1:]
         for territory in self._candidates(group, free, last=not others):
-            if self._in(territory) >= group.volume():
+            if sum(self._room[device] for device in territory) >= group.lacks():
                 group.territory = territory
                 if others:
                     yield from self._territories(others, used | set(territory))
                 else:
                     yield
-        group.territory = ()
+                group.territory = ()
 
     def _candidates(
-        self, group: _Set, free: tuple[int, ...], *, last: bool
+        self, group: SwapSet, free: tuple[int, ...], *, last: bool
     ) -> Iterator[tuple[int, ...]]:
         """Territories of a set: the last one gets what is left, the others the fewest first."""
         if last:
             yield free
         elif len(free) > EXACT_DEVICES:
-            group.territory = free
-            inside = self._inside(group)
+            inside = put_inside(group, free, self._room)
             devices = (
                 {device for taken, _ in inside[0].values() for device in taken} if inside else ()
             )
@@ -369,82 +438,37 @@ class Search:
                         seen.add(key)
                         yield territory
 
-    def _inside(
-        self, group: _Set
-    ) -> tuple[dict[str, tuple[tuple[int, ...], Way | None]], int, int] | None:
-        """Every member of a wide set within its territory: who takes which, devices, moves."""
-        territory = group.territory
-        chosen: dict[str, tuple[tuple[int, ...], Way | None]] = {}
-        extra = moved = 0
-        for item, _ in group.members:
-            if item.wide is not None:
-                within = tuple(device for device in item.wide.devices if device in territory)
-                narrowed = msgspec.structs.replace(item.wide, devices=within)
-                devices = fewest(narrowed, self._room, item.home)
-                if devices is None:
-                    return None
-                chosen[item.id] = (devices, None)
-                extra += len(devices) - 1
-                moved += int(bool(item.home) and devices != item.home)
-                continue
-            fits = [
-                (bool(item.home) and _devices(way) != item.home, way)
-                for way in item.ways
-                if all(d in territory and need <= self._room[d] for d, need in way)
-            ]
-            if not fits:
-                return None
-            there, way = min(fits)
-            moved += int(there)
-            chosen[item.id] = (_devices(way), way)
-        return chosen, extra, moved
-
 
 def _order(join: tuple[int, int, int, Way | None]) -> tuple[int, int, int]:
     return join[:3]
 
 
-def _devices(way: Way) -> tuple[int, ...]:
-    return tuple(device for device, _ in way)
-
-
-def _more(group: _Set, way: Way) -> Way:
-    """What a set has to grow by on each device to hold this way too."""
-    grown = ((device, need - group.charge.get(device, 0)) for device, need in way)
-    return tuple((device, need) for device, need in grown if need > 0)
+def _best_pair(sizes: Sequence[int], room: int) -> int:
+    """The most that two of these falling sizes take of a room; 0 when no two fit."""
+    best, low, high = 0, 0, len(sizes) - 1
+    while low < high:
+        if sizes[low] + sizes[high] > room:
+            low += 1
+        else:
+            best = max(best, sizes[low] + sizes[high])
+            high -= 1
+    return best
 
 
 def _extra(wide: Wide, capacity: Sequence[int]) -> int:
     """Devices beyond one that a wide item takes on an empty machine."""
+    if len(capacity) > EXACT_DEVICES:
+        return 1
     return len(fewest(wide, capacity) or (0, 0)) - 1
 
 
-def _plain(item: Item, capacity: Sequence[int]) -> bool | None:
-    """The kind of an item that takes the same on every device that is large enough, else None."""
-    if item.wide is not None or item.keep or item.home:
-        return None
-    size = item.size
-    everywhere = tuple(((at, size),) for at, room in enumerate(capacity) if room >= size)
-    return item.pooled if item.ways == everywhere else None
-
-
-def _least_way(item: Item) -> int:
-    """The least that it takes on any one device."""
-    return min((need for way in item.ways for _, need in way), default=0)
-
-
-def _kinds(items: Sequence[Item], capacity: Sequence[int]) -> list[object]:
-    """Which devices are the same to every item; None for one that differs from all others."""
-    special = {device for item in items for device in item.home}
-    special |= {d for item in items for way in item.ways if len(way) > 1 for d, _ in way}
-    special |= {
-        device
-        for item in items
-        if item.wide is not None and len(item.wide.devices) < len(capacity)
-        for device in item.wide.devices
-    }
-    alone = [{way[0][0]: way[0][1] for way in item.ways if len(way) == 1} for item in items]
-    return [
-        None if device in special else (size, tuple(needs.get(device) for needs in alone))
-        for device, size in enumerate(capacity)
-    ]
+def _entry(item: Item, kind: bool | None) -> Entry:
+    alone = item.wide is None and all(len(way) == 1 for way in item.ways)
+    return Entry(
+        size=item.size,
+        least=least_on_one(item),
+        host=item.host,
+        pooled=item.pooled,
+        kind=kind,
+        alone=alone and item.size > 0,
+    )

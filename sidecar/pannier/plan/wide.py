@@ -121,8 +121,9 @@ def subsets(wide: Wide, rooms: Sequence[int], count: int) -> Iterable[tuple[int,
 
 def fewest(wide: Wide, rooms: Sequence[int], home: tuple[int, ...] = ()) -> tuple[int, ...] | None:
     """The fewest devices that hold it, of these where it runs now, else the roomiest; or None."""
+    at_home = set(home) <= set(wide.devices) and list(home) == sorted(home)
     for count in range(2, len(wide.devices) + 1):
-        if len(home) == count and set(home) <= set(wide.devices) and fill(wide, rooms, home):
+        if len(home) == count and at_home and fill(wide, rooms, home):
             return home
         for chosen in subsets(wide, rooms, count):
             if fill(wide, rooms, chosen):
