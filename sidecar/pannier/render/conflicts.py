@@ -238,6 +238,8 @@ def _hint(given: Given, expected: _Expected, name: str, model: Model) -> str:
         table = key_path(("placement", name))
         return f"write `{_PLACEMENTS[given.setting](given.value)}` under [{table}] instead"
     table = key_path(("models", name))
+    if given.setting == "projector_device":
+        return "leave it out: a projector stays in RAM where the devices have no room for it"
     if given.setting in _PLACEMENTS:  # none of them
         written = "gpu_layers = 0"
     elif given.setting == "context":
