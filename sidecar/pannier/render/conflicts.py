@@ -53,12 +53,10 @@ _UNSET = {
 class _Expected(msgspec.Struct, frozen=True):
     """What settings have to be, by name; None: not to be given at all.
 
-    Of those that are not in it nothing is known. `units` are the model's, where they are known;
-    `caches` is what the key `context` is multiplied by for `-c`.
+    Of those that are not in it nothing is known. `units` are the model's, where they are known.
     """
 
     values: Mapping[str, str | None]
-    caches: int
     units: int | None = None
 
 
@@ -87,7 +85,7 @@ def launch_problems(rendered: Rendered, config: Config, model: str) -> tuple[Pro
     elif values["devices"] != ",".join(devices):
         # Its own names for them are others: neither name means the device to both of us.
         values |= {"devices": None, "projector_device": None}
-    expected = _Expected(values, _caches(config, config.models[model]), rendered.units)
+    expected = _Expected(values, rendered.units)
     masks = _masks(rendered, config.models[model].env, ("models", model, "env"))
     return once([*_against(expected, config, model), *masks])
 
@@ -114,8 +112,8 @@ def once(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 def _asked(config: Config, model: Model) -> _Expected:
     """What the config's keys alone decide, on whatever machine."""
     kv = model.kv_type
-    caches = _caches(config, model)
-    context = None if model.context is None else model.context * caches
+    unified = is_unified((*config.engine.args, *model.args))
+    context = None if model.context is None else model.context * (1 if unified else model.slots)
     pooled = ROLES[model.role].pooled
     values: dict[str, str | None] = {
         "host": HOST_ADDRESS,
@@ -143,11 +141,7 @@ def _asked(config: Config, model: Model) -> _Expected:
         values["draft"] = None
     if model.mmproj == "none":
         values["projector"] = "none"
-    return _Expected(values, caches)
-
-
-def _caches(config: Config, model: Model) -> int:
-    return 1 if is_unified((*config.engine.args, *model.args)) else model.slots
+    return _Expected(values)
 
 
 def _against(
@@ -155,13 +149,14 @@ def _against(
 ) -> Iterator[Problem]:
     """A problem for everything that is given and not what it has to be."""
     model = config.models[name]
-    sources: list[tuple[Path, Iterator[Given]]] = [
-        (("engine", "args"), given_in(config.engine.args)),
-        (("engine", "env"), given_by(config.engine.env)),
-        (("models", name, "args"), given_in(model.args)),
-        (("models", name, "env"), given_by(model.env)),
+    sources: list[tuple[Path, tuple[Given, ...]]] = [
+        (("engine", "args"), tuple(given_in(config.engine.args))),
+        (("engine", "env"), tuple(given_by(config.engine.env))),
+        (("models", name, "args"), tuple(given_in(model.args))),
+        (("models", name, "env"), tuple(given_by(model.env))),
     ]
     for path, found in sources:
+        said = {given.setting: given.value for given in found}
         for given in found:
             if _agrees(given, expected):
                 continue
@@ -173,7 +168,7 @@ def _against(
                 where=key_path((*path, given.place)),
                 line=line_of(lines, (*path, given.place)) if lines else None,
                 message=f"{quote(given.words)} contradicts the plan, which {with_what}",
-                hint=_hint(given, expected, name, model),
+                hint=_hint(given, said, config, name),
             )
 
 
@@ -227,8 +222,8 @@ _REMARKS = {
 }
 
 
-def _hint(given: Given, expected: _Expected, name: str, model: Model) -> str:
-    """What to write instead."""
+def _hint(given: Given, said: Mapping[str, str], config: Config, name: str) -> str:
+    """What to write instead; `said` is all that was given beside it."""
     if given.setting in _REMARKS:
         return _REMARKS[given.setting]
     if given.setting == "rpc":
@@ -243,9 +238,9 @@ def _hint(given: Given, expected: _Expected, name: str, model: Model) -> str:
     if given.setting in _PLACEMENTS:  # none of them
         written = "gpu_layers = 0"
     elif given.setting == "context":
-        written = f"context = {_per_slot(given.value, expected.caches)}"
+        written = f"context = {_per_slot(given.value, said, config, name)}"
     elif given.setting in ("kv_k", "kv_v"):
-        written = _kv_type(given, model)
+        written = _kv_type(said, config.models[name])
     else:
         value = normal(given.setting, given.value)
         written = f"{_KEYS[given.setting]} = {_toml(str(value))}"
@@ -270,17 +265,22 @@ _PLACEMENTS: dict[str, Callable[[str], str]] = {
 """Settings that a [placement.NAME] says: its first device is the main one and the projector's."""
 
 
-def _per_slot(value: str, caches: int) -> str:
+def _per_slot(value: str, said: Mapping[str, str], config: Config, name: str) -> str:
     """Tokens per slot, as the key counts them."""
-    number = value.strip()
-    return str(max(1, int(number) // caches)) if re.fullmatch("[0-9]{1,18}", number) else "…"
+    model, number = config.models[name], value.strip()
+    if not re.fullmatch("[0-9]{1,18}", number):
+        return "…"
+    slots = said.get("slots", "")
+    caches = int(slots) if re.fullmatch("[1-9][0-9]{0,3}", slots) else model.slots
+    if is_unified((*config.engine.args, *model.args)):
+        caches = 1
+    return str(max(1, int(number) // caches))
 
 
-def _kv_type(given: Given, model: Model) -> str:
+def _kv_type(said: Mapping[str, str], model: Model) -> str:
     kv = model.kv_type
-    k: str = kv.k if isinstance(kv, KvPair) else kv
-    v: str = kv.v if isinstance(kv, KvPair) else kv
-    k, v = (given.value, v) if given.setting == "kv_k" else (k, given.value)
+    k = said.get("kv_k", kv.k if isinstance(kv, KvPair) else kv)
+    v = said.get("kv_v", kv.v if isinstance(kv, KvPair) else kv)
     return f"kv_type = {_toml(k)}" if k == v else f"kv_type = {{ k = {_toml(k)}, v = {_toml(v)} }}"
 
 

@@ -104,13 +104,27 @@ def test_a_flag_against_the_plan_is_named_with_the_key_to_use_instead(args, plan
         ["-c", "8192"], ["--ctx-size=8192"], ["-np", "2"], ["-np", "02"], ["-b", "2048"],
         ["-ub", "512"], ["-ctk", "f16", "-ctv", "f16"], ["-fa", "auto"], ["-fa", "-1"],
         ["--cache-ram", "0"], ["-ctxcp", "4"], ["-fit", "off"], ["--fit", "0"], ["-ngl", "all"],
-        ["-ngl", "auto"], ["-dev", "CUDA0"], ["-sm", "layer"], ["-mg", "0"], ["-ncmoe", "0"],
+        ["-ngl", "auto"], ["-ngl", "-1"], ["-ngl", "-2"], ["-dev", "CUDA0"], ["-sm", "layer"],
+        ["-mg", "0"], ["-ncmoe", "0"],
         ["--no-mmproj"], ["-m", "/m/a.gguf"], ["--alias", "a"], ["--host", "127.0.0.1"],
     ],
     ids=str,
 )  # fmt: skip
 def test_a_flag_that_says_what_is_planned_is_no_problem(args):
     assert problems(*args) == ()
+
+
+def test_what_is_to_be_written_instead_is_said_of_the_flags_together():
+    first, second = problems("-c", "32768", "--parallel=4")
+    assert "`context = 8192` under" in first.hint
+    assert "`slots = 4` under" in second.hint
+    for problem in problems("-ctk", "q8_0", "-ctv", "q4_0"):
+        assert '`kv_type = { k = "q8_0", v = "q4_0" }`' in problem.hint
+    for problem in problems("-ctk", "q8_0", "-ctv", "q8_0"):
+        assert '`kv_type = "q8_0"`' in problem.hint
+    assert "`context = 32768`" in problems("-c", "32768", "-np", "4", "-kvu")[0].hint
+    for parallel in ("0", "x", "-1"):
+        assert "`context = 16384`" in problems("-c", "32768", "-np", parallel)[0].hint
 
 
 def test_a_split_is_the_same_however_it_is_written():
