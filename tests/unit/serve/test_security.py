@@ -7,7 +7,7 @@ from pannier.serve.forward import MAX_BODY, ROUTES
 from pannier.serve.security import access_of, host_name
 
 READS = (
-    "/v1/models", "/v1/models/a", "/v1/readiness", "/v1/readiness/a", "/models",
+    "/v1/models", "/v1/models/a", "/v1/readiness", "/v1/readiness/a", "/v1/placement", "/models",
     "/openapi.json", "/livez", "/readyz", "/healthz",
 )  # fmt: skip
 STREAMS = ("/v1/readiness/events", "/models/sse")
