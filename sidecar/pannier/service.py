@@ -200,7 +200,8 @@ class Service:
         """Runs it from now on, as what this content says; returns its generation."""
         self.content = content
         self._devices = prepared.inventory
-        self._apply(prepared)
+        if not self.snapshots.value.stopping:  # else what is being stopped would be started again
+            self._apply(prepared)
         return self.snapshots.value.generation
 
     async def preview(self, spec: PlacementSpec) -> Answer:

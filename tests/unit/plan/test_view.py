@@ -2,6 +2,8 @@
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.fakes.values import GIB, config_of, files_of, machine, plan_of
 
 from pannier.devices.inventory import Inventory
@@ -217,3 +219,27 @@ def test_a_view_tells_the_machine_and_who_runs_where_to_the_next_planner():
     assert inventory_of(shown) == inventory
     assert plan_in(shown).instances == plan.instances
     assert plan_in(shown).groups == plan.groups
+
+
+SIZES = st.lists(st.sampled_from([-1.0, 0.5, 3.0, 7.0, 11.0, 30.0]), max_size=5)
+CARDS = st.lists(st.sampled_from([8.0, 12.0, 24.0]), max_size=3)
+
+
+@given(SIZES, CARDS)
+@settings(deadline=None, max_examples=60)
+def test_every_model_is_shown_once_and_every_byte_belongs_to_somebody(sizes, cards):
+    names = {f"m{at}": size for at, size in enumerate(sizes)}
+    inventory = machine(*cards, ram_gib=16)
+    plan = plan_of(config(**dict.fromkeys(names, "")), inventory, names)
+    shown = view_of(plan, inventory)
+    told = [row.model for row in shown.roles] + [each.model for each in shown.unplaceable]
+    assert sorted([*told, *shown.skipped_not_installed]) == sorted(names)
+    for row in shown.gpus:
+        assert row.planned_bytes == sum(taker.bytes for taker in row.takers)
+        members = [each for taker in row.takers for each in taker.members]
+        assert len(members) == len(set(members))
+        assert sorted(members) == sorted(i.id for i in plan.instances if row.label in i.devices)
+        tight = any(row.label in each.shortfall for each in shown.tight)
+        assert tight or row.planned_bytes + row.left_bytes == row.total_bytes - row.reserve
+    assert all(missing > 0 for each in shown.tight for missing in each.shortfall.values())
+    assert (shown.empty is None) == bool(shown.roles)
