@@ -95,6 +95,8 @@ def run_placement(args: argparse.Namespace) -> int:
     written = None
     if args.placement_command == "show":
         view = asyncio.run(offline.get_placement(where))
+        if not view.generation:
+            print("note: no Pannier runs it: this is what would run", file=sys.stderr)
     elif args.placement_command == "preview":
         view = asyncio.run(offline.preview_placement(where, _spec(args)))
     else:

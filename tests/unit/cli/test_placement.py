@@ -60,7 +60,7 @@ def text_of(folder):
 
 def test_show_without_a_running_pannier_is_what_would_run(run, folder):
     code, out, err = run("show")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "note: no Pannier runs it: this is what would run\n")
     assert out.startswith("model ")
     assert "CUDA1  a card" in out
     code, out, _ = run("show", "--json")
