@@ -16,6 +16,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,7 @@ from pannier.devices.inventory import Device, Inventory, same_devices, with_rese
 from pannier.devices.join import Ours
 from pannier.devices.monitor import Monitor
 from pannier.devices.nvml import Nvml
+from pannier.devices.usage import held_by
 from pannier.errors import ConfigError, PannierError, Problem
 from pannier.fleet.backoff import delay_s
 from pannier.fleet.holdings import holdings
@@ -138,6 +140,7 @@ class Service:
         """Shows a reading; other devices are a reason to plan anew, other free memory is none."""
         shown = with_reserves(inventory, self.prepared.config.memory.reserve)
         self.snapshots.publish(msgspec.structs.replace(self.snapshots.value, inventory=shown))
+        self._learner.look(self.ours().pids, partial(held_by, self._monitor.reading))
         if not same_devices(inventory, self._devices):
             self._devices = inventory
             log.info("the devices of this machine are others now")
@@ -152,6 +155,10 @@ class Service:
         found = [self.prepared.inventory.find(label) for label in labels]
         there = tuple(device for device in found if device is not None)
         return there if len(there) == len(found) else None
+
+    async def held_by(self, pid: int) -> dict[str, int]:
+        """What a process holds now, by the UUID of the card (for the learner)."""
+        return await self._monitor.held_by(pid)
 
     def took(self, instance: str, took: Measurement, notes: tuple[str, ...]) -> None:
         """Shows where a load took other sizes than the rules say, until it takes those again."""

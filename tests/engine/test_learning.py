@@ -264,6 +264,9 @@ class Listening:
     def devices_of(self, labels: Sequence[str]) -> tuple[Device, ...] | None:
         return () if not labels else None
 
+    async def held_by(self, pid: int) -> dict[str, int]:
+        return {}
+
     def took(self, instance: str, took: Measurement, notes: tuple[str, ...]) -> None:
         self.told.append((instance, took, notes))
         self.news.set()

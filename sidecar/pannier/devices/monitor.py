@@ -25,6 +25,7 @@ from pannier.devices.join import Ours
 from pannier.devices.listing import EngineList
 from pannier.devices.reading import NvmlReading
 from pannier.devices.settle import Moment, Seen, is_covered, needs_list, settle
+from pannier.devices.usage import held_by
 
 log = logging.getLogger("pannier")
 
@@ -101,6 +102,19 @@ class Monitor:
     def value(self) -> Inventory:
         """The inventory that holds now."""
         return self._seen.inventory
+
+    @property
+    def reading(self) -> NvmlReading:
+        """The last reading of NVML that was one."""
+        return self._seen.reading
+
+    async def held_by(self, pid: int) -> dict[str, int]:
+        """Bytes that a process holds now, by the UUID of the card, where NVML tells it.
+
+        A reading of its own, as bounded as any; the inventory stays what it is. Never raises but
+        for cancellation: empty where nothing is told (no NVML, a container, WSL).
+        """
+        return held_by(await self._nvml.read(), pid)
 
     def follow(self, residents: Residents) -> None:
         """From now on readings know what runs, and are told."""

@@ -41,6 +41,16 @@ def used_by(
     return tuple(_use(card, pids, held.get(card.uuid or "", 0), readable) for card in reading.cards)
 
 
+def held_by(reading: NvmlReading, pid: int) -> dict[str, int]:
+    """Bytes that a process holds, by the UUID of the card; cards that do not tell are left out."""
+    return {
+        card.uuid: process.bytes
+        for card in reading.cards
+        for process in card.processes or ()
+        if card.uuid and process.pid == pid and process.bytes is not None
+    }
+
+
 def _use(card: Card, pids: frozenset[int], held: int, readable: bool) -> Use:
     """`readable`: the ids of the reading are known to be those of our own process table."""
     ours: int | None = None

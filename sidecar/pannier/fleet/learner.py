@@ -4,6 +4,8 @@ One task, one load after the other, in the background: a load is ready long befo
 the heads of its files and written the result to the disk. What is learned must be beyond doubt,
 since plans are made of it, so a load is passed over when the engine used other devices than were
 planned, sizes itself by free memory, is not the build that was asked, or has files that changed.
+What a process takes beside its buffers grows with long prompts: later readings of the driver that
+show more are learned too.
 
 Must not: hold up a load or a request, or take a failure of its own for more than a lost note.
 """
@@ -11,9 +13,10 @@ Must not: hold up a load or a request, or take a failure of its own for more tha
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -23,12 +26,22 @@ from pannier.errors import EngineError, GgufError
 from pannier.fleet.learned_store import LearnedStore, key_of, parts_of
 from pannier.gguf.arguments import is_fixed
 from pannier.gguf.files import HeaderCache
-from pannier.gguf.measured import Measurement, drift, in_words, measurement
+from pannier.gguf.learned import Key
+from pannier.gguf.measured import (
+    Measurement,
+    drift,
+    has_grown,
+    in_words,
+    measurement,
+    with_overhead,
+)
 from pannier.gguf.model_files import ModelFiles
 from pannier.progress.parse import Report
 from pannier.render.argv import Launch
 
 log = logging.getLogger("pannier.fleet")
+
+_T = TypeVar("_T")
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +53,16 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     began: float
 
 
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """A load that was remembered, whose process may still come to take more."""
+
+    loaded: Loaded
+    devices: tuple[Device, ...]
+    key: Key
+    architecture: str
+    took: Measurement
+
+
 class Pupil(Protocol):
     """What the learner has to know of its service, and whom it tells."""
 
@@ -48,6 +71,9 @@ class Pupil(Protocol):
 
     def devices_of(self, labels: Sequence[str]) -> tuple[Device, ...] | None:
         """The devices with these labels; None when one is not there any more."""
+
+    async def held_by(self, pid: int) -> Mapping[str, int]:
+        """Bytes that a process holds now, by the UUID of the card, as far as that is told."""
 
     def took(self, instance: str, took: Measurement, notes: tuple[str, ...]) -> None:
         """What an instance took is known; `notes` say where that is not what the rules say."""
@@ -59,7 +85,8 @@ class Learner:
     def __init__(self, store: LearnedStore, headers: HeaderCache | None = None) -> None:
         self.store = store
         self._headers = headers or HeaderCache()
-        self._loads: asyncio.Queue[Loaded] = asyncio.Queue()
+        self._loads: asyncio.Queue[Loaded | Kept] = asyncio.Queue()
+        self._kept: dict[int, Kept] = {}
         self._pupil: Pupil | None = None
 
     def follow(self, pupil: Pupil) -> None:
@@ -71,16 +98,32 @@ class Learner:
         began = time.time() - report.elapsed_s
         self._loads.put_nowait(Loaded(launch=launch, files=files, report=report, began=began))
 
+    def look(self, pids: frozenset[int], held_by: Callable[[int], Mapping[str, int]]) -> None:
+        """The driver was read anew, and may tell more of our processes, which are these."""
+        if self._pupil is None or not self._pupil.learns():
+            return
+        self._kept = {pid: kept for pid, kept in self._kept.items() if pid in pids}
+        for pid, kept in self._kept.items():
+            took = with_overhead(kept.took, _used(kept.devices, held_by(pid)))
+            if has_grown(kept.took, took):
+                more = msgspec.structs.replace(kept, took=took)
+                self._kept[pid] = more
+                self._loads.put_nowait(more)
+
     async def run(self) -> None:
         """Learns until it is cancelled; a write that has begun is finished."""
         while True:
-            loaded = await self._loads.get()
+            work = await self._loads.get()
+            name = (work.loaded if isinstance(work, Kept) else work).launch.instance
             try:
-                await self._learn(loaded)
+                if isinstance(work, Kept):
+                    await _to_its_end(name, partial(self._write, work))
+                else:
+                    await self._learn(work)
             except (OSError, EngineError) as error:
-                log.warning("%s: not learned: %s", loaded.launch.instance, error)
+                log.warning("%s: not learned: %s", name, error)
             except Exception:
-                log.exception("what %s took could not be learned", loaded.launch.instance)
+                log.exception("what %s took could not be learned", name)
 
     async def _learn(self, loaded: Loaded) -> None:
         pupil, name = self._pupil, loaded.launch.instance
@@ -96,19 +139,20 @@ class Learner:
         notes = drift(estimate, took) if estimate is not None else ()
         for note in notes:
             log.warning("%s: %s", name, note)
-        log.info("%s: took %s", name, in_words(took, loaded.launch.devices))
         pupil.took(name, took, notes)
+        pid = loaded.report.pid
+        if pid is not None and any(device.uuid for device in devices):
+            took = with_overhead(took, _used(devices, await pupil.held_by(pid)))
+        log.info("%s: took %s", name, in_words(took, loaded.launch.devices))
         if pupil.learns():
-            work = asyncio.create_task(
-                asyncio.to_thread(self._remember, loaded, devices, took), name=f"learn {name}"
-            )
-            try:
-                await asyncio.shield(work)
-            finally:
-                await asyncio.gather(work, return_exceptions=True)
+            kept = await _to_its_end(name, partial(self._remember, loaded, devices, took))
+            if kept is not None and pid is not None:
+                self._kept[pid] = kept
 
-    def _remember(self, loaded: Loaded, devices: Sequence[Device], took: Measurement) -> None:
-        """Reads and writes files; in a thread."""
+    def _remember(
+        self, loaded: Loaded, devices: tuple[Device, ...], took: Measurement
+    ) -> Kept | None:
+        """Reads and writes files; in a thread. None where it is passed over."""
         name = loaded.launch.instance
         key = key_of(loaded.launch, loaded.files, devices, took.build)
         if not is_fixed(key.arguments):
@@ -116,12 +160,21 @@ class Learner:
         elif any(Path(part).stat().st_mtime > loaded.began for part in parts_of(loaded.files)):
             log.info("%s: its memory is not learned: a file has changed since", name)
         else:
-            self.store.remember(
-                key,
-                took,
-                architecture=self._architecture(loaded.files),
-                estimate=loaded.launch.estimate,
+            architecture = self._architecture(loaded.files)
+            kept = Kept(
+                loaded=loaded, devices=devices, key=key, architecture=architecture, took=took
             )
+            self._write(kept)
+            return kept
+        return None
+
+    def _write(self, kept: Kept) -> None:
+        self.store.remember(
+            kept.key,
+            kept.took,
+            architecture=kept.architecture,
+            estimate=kept.loaded.launch.estimate,
+        )
 
     def _architecture(self, files: ModelFiles) -> str:
         try:
@@ -129,6 +182,20 @@ class Learner:
         except GgufError:  # the engine reads more than we do
             return ""
         return str(header.metadata.get("general.architecture", ""))
+
+
+async def _to_its_end(name: str, work: Callable[[], _T]) -> _T:
+    """In a thread; what has begun is finished even when the task is cancelled."""
+    task = asyncio.create_task(asyncio.to_thread(work), name=f"learn {name}")
+    try:
+        return await asyncio.shield(task)
+    finally:
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _used(devices: Sequence[Device], held: Mapping[str, int]) -> tuple[int | None, ...]:
+    """What the driver tells of each device of a load."""
+    return tuple(held.get(device.uuid or "") for device in devices)
 
 
 def _judged(loaded: Loaded, devices: Sequence[Device] | None, build: str) -> Measurement | str:

@@ -169,6 +169,7 @@ class GroupOwner:
             asked=member.asked,
             inflight=member.inflight,
             devices=slot.launch.devices,
+            planned=slot.planned,
             pid=slot.pid,
             port=self._host.port(name) if self._host else None,
             progress=slot.progress,

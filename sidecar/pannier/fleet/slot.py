@@ -33,6 +33,12 @@ class Slot:
         self.verdict: Failure | None = None
         self._over: set[int] = set()
 
+    @property
+    def planned(self) -> tuple[int, ...]:
+        """Bytes by device that it was started to take; empty where no header told."""
+        estimate = self.launch.estimate
+        return tuple(share.total for share in estimate.devices) if estimate is not None else ()
+
     def begin(self, progress: LoadProgress) -> None:
         """A new load; whatever an earlier launcher still says does not belong to it."""
         if self.launcher is not None:

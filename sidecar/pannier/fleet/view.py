@@ -16,6 +16,8 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
 
     `started` says that its process has spoken, `making_room` names who must leave first. `memory`
     is what the load took, in bytes by the engine's own buffer types and uses, once that is known.
+    `planned` is what it was started to take, in bytes by device; empty where only its file's size
+    was known.
     """
 
     id: str
@@ -25,6 +27,7 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     asked: int = 0
     inflight: int = 0
     devices: tuple[str, ...] = ()
+    planned: tuple[int, ...] = ()
     pid: int | None = None
     port: int | None = None
     progress: LoadProgress | None = None

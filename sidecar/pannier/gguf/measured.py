@@ -22,6 +22,16 @@ DRIFT = 1024 * 1024
 PEAK_PERCENT = 105
 """Of a measured overhead: unlike buffers it grows, with the first long prompts."""
 
+MOST_OVERHEAD = 4 * 1024**3
+"""Bytes beside the buffers of a device beyond which it is no overhead any more.
+
+A CUDA context takes 0.1 to 0.75 GiB, long prompts add some hundred MiB (public reports). More is a
+buffer that no line told, or another program's process: it must not be planned for every model.
+"""
+
+GROWTH = 16 * 1024 * 1024
+"""Bytes by which a later overhead has to be larger to be worth a write to the disk."""
+
 Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
 
 
@@ -111,6 +121,36 @@ def measurement(
         return None
 
 
+def with_overhead(took: Measurement, used: Sequence[int | None]) -> Measurement:
+    """The measurement with what the process holds of each device beside its buffers.
+
+    `used` is bytes by device in the order of the split, all that the driver counts for the process;
+    None where it does not tell. Less than the buffers, or far more, says nothing about overhead. Of
+    what is known already and what is told now the larger stays.
+    """
+    if len(used) != len(took.devices):
+        return took
+    devices = tuple(
+        msgspec.structs.replace(each, overhead=_overhead(size, each))
+        for each, size in zip(took.devices, used, strict=True)
+    )
+    return msgspec.structs.replace(took, devices=devices)
+
+
+def _overhead(used: int | None, each: OnDevice) -> int | None:
+    if used is None or not 0 <= used - each.buffers <= MOST_OVERHEAD:
+        return each.overhead
+    return max(used - each.buffers, each.overhead or 0)
+
+
+def has_grown(before: Measurement, now: Measurement) -> bool:
+    """Whether an overhead is much larger, or known at last."""
+    return any(
+        new.overhead is not None and (old.overhead is None or new.overhead > old.overhead + GROWTH)
+        for old, new in zip(before.devices, now.devices, strict=True)
+    )
+
+
 _DEVICE_USES = {use: use for use in ("weights", "kv", "compute", "projector", "draft", "adapter")}
 """The output buffer, and what a later engine names, is made with the context like compute."""
 
@@ -192,10 +232,14 @@ def drift(footprint: Footprint, took: Measurement) -> tuple[str, ...]:
 def in_words(took: Measurement, labels: Sequence[str]) -> str:
     """What a load took, for the log; `labels` are Pannier's names of its devices."""
     parts = [
-        f"{_mib(each.buffers)} on {label}"
+        f"{_mib(each.buffers)} on {label}{_beside(each.overhead)}"
         for label, each in zip(labels, took.devices, strict=False)
     ]
     return ", ".join([*parts, f"{_mib(took.host.buffers)} of RAM"])
+
+
+def _beside(overhead: int | None) -> str:
+    return "" if overhead is None else f" and {_mib(overhead)} beside its buffers"
 
 
 def _mib(size: int) -> str:
