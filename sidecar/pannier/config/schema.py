@@ -103,7 +103,10 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     )
     args: Annotated[
         tuple[str, ...],
-        Meta(description="Arguments appended to every llama-server; they win over Pannier's own."),
+        Meta(
+            description="Arguments appended to every llama-server. Those that contradict what is "
+            "planned are refused, with the key to use instead."
+        ),
     ] = ()
     env: Annotated[
         dict[str, str], Meta(description="Environment variables of every llama-server.")
@@ -209,7 +212,10 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = Duration(0)
     args: Annotated[
         tuple[str, ...],
-        Meta(description="Arguments appended to this llama-server; they win over all others."),
+        Meta(
+            description="Arguments appended to this llama-server, after those of all. Those that "
+            "contradict what is planned are refused, with the key to use instead."
+        ),
     ] = ()
     env: Annotated[
         dict[str, str], Meta(description="Environment variables of this llama-server.")
