@@ -11,7 +11,7 @@ import msgspec
 from tests.fakes.values import GIB, config_of, files_of, machine
 from tests.gguf_models import header_of, make
 
-from pannier.config.schema import Config
+from pannier.config.schema import Config, Model
 from pannier.devices.inventory import HostMemory, Inventory, in_order
 from pannier.gguf.header import Header
 from pannier.gguf.model_files import ModelFiles, ModelHeaders
@@ -107,6 +107,24 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     config: Config
     files: dict[str, ModelFiles]
     profiles: dict[str, ModelProfile]
+
+    def __repr__(self) -> str:
+        """What differs from the defaults; a profile is a screen of numbers."""
+        differs = {
+            name: {
+                key: getattr(model, key)
+                for key, default in msgspec.structs.asdict(Model(path=model.path)).items()
+                if getattr(model, key) != default
+            }
+            for name, model in self.config.models.items()
+        }
+        known = {
+            name: found.model and found.model.shape.architecture
+            for name, found in self.profiles.items()
+        }
+        sizes = {name: round(found.weights / GIB, 2) for name, found in self.files.items()}
+        config = (self.config.placement, self.config.memory)
+        return f"Fleet({differs}, known={known}, gib={sizes}, {config})"
 
     def plan(self, inventory: Inventory, **known: object) -> Plan:
         """The plan of all this on a machine; `known` are fields of `Known`."""

@@ -133,6 +133,15 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             gpu_layers=layers if isinstance(layers, int) else None,
         )
 
+    def widened(self, form: Form, context: int) -> Form:
+        """The form with another context; what it keeps in RAM stays there."""
+        return msgspec.structs.replace(
+            self.form(context),
+            projector_on_device=form.projector_on_device,
+            cpu_moe=form.cpu_moe,
+            gpu_layers=form.gpu_layers,
+        )
+
     def settings(
         self, form: Form, devices: tuple[str, ...], split: tuple[int, ...] | None = None
     ) -> LaunchSettings:

@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from pannier.plan.demand import Demand, Form, contexts
-from pannier.plan.machine import Machine, Sizes
+from pannier.plan.machine import UNKNOWN_ROOM, Machine, Sizes
 from pannier.plan.spec import PlacementError
 from pannier.plan.values import Group, Instance, Unplaceable
 
 GIB = 1024**3
+
+_LESS_RAM = "less RAM used by other programs, or models that keep less of themselves there"
 
 
 def gib(size: int) -> str:
@@ -27,18 +29,28 @@ def no_context(demand: Demand) -> int:
 
 
 def rejection(
-    demand: Demand, machine: Machine, needs: Mapping[int, int], rooms: Sequence[int]
+    demand: Demand,
+    machine: Machine,
+    needs: Mapping[int, int],
+    short: Mapping[int, int],
+    *,
+    ram: tuple[int, int],
 ) -> PlacementError:
-    """Why a pin cannot be obeyed: need, have and the device that binds."""
-    short = {at: need - rooms[at] for at, need in needs.items() if need > rooms[at]}
+    """Why a pin cannot be obeyed: need, have and the device that binds; or `ram`, need and have."""
     if not short:
-        return PlacementError(f"{demand.name} does not fit: the RAM of this machine is too small")
+        return PlacementError(f"{demand.name} {_no_ram(*ram)}", hint=_LESS_RAM)
     worst = max(short, key=lambda at: (short[at], -at))
+    force = ' or `force = true`, which loads it anyway ("tight")' if machine.dedicated else ""
     return PlacementError(
         f"{demand.name} needs {gib(needs[worst])} on {machine.names[worst]},"
-        f" which has {gib(max(0, rooms[worst]))} for it: {gib(short[worst])} are missing",
-        hint='other devices, a smaller context or `force = true`, which loads it anyway ("tight")',
+        f" which has {gib(max(0, needs[worst] - short[worst]))} for it:"
+        f" {gib(short[worst])} are missing",
+        hint=f"other devices, a smaller context{force}",
     )
+
+
+def _no_ram(need: int, have: int) -> str:
+    return f"needs {gib(need)} of RAM beside its devices, and this machine has {gib(have)} for it"
 
 
 def context_reason(demand: Demand, context: int, *, alone: bool) -> str | None:
@@ -76,9 +88,22 @@ def tight_reasons(tight: Mapping[str, Mapping[str, int]]) -> list[str]:
     ]
 
 
-def cannot_fit(demand: Demand, sizes: Sizes, form: Form, rooms: tuple[int, ...]) -> Unplaceable:
+def cannot_fit(
+    demand: Demand, sizes: Sizes, form: Form, rooms: tuple[int, ...], host: int
+) -> Unplaceable:
     """A model that cannot be served, with what it needs by parts and what would help."""
     machine = sizes.machine
+    item = sizes.item(demand, form)
+    if sizes.fits(item, rooms, UNKNOWN_ROOM):
+        return Unplaceable(
+            model=demand.name,
+            need=item.host,
+            have=host,
+            reason=f"it {_no_ram(item.host, host)}",
+            parts={"RAM": item.host},
+            have_by_device={"host": host},
+            ways_out=(_LESS_RAM,),
+        )
     backends = machine.backends((0,)) if machine.devices else ()
     taken = demand.takes(form, backends)
     share = taken.devices[0] if taken.devices else taken.host

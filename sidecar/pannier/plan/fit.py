@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from pannier.plan.demand import Demand, Form, contexts, exhausted
-from pannier.plan.machine import Pin, Sizes
+from pannier.plan.machine import UNKNOWN_ROOM, Pin, Sizes
 
 GIB = 1024**3
 
@@ -49,20 +49,24 @@ def ladder(
     def fits(form: Form) -> bool:
         return sizes.fits(sizes.item(demand, form, pin), rooms, host)
 
+    def held(form: Form) -> bool:
+        # What leaves the devices goes to RAM, so that with both there may be a least and a most.
+        return sizes.fits(sizes.item(demand, form, pin), rooms, UNKNOWN_ROOM)
+
     plain = [demand.form(context) for context in contexts(demand)]
     first = next((at for at, form in enumerate(plain) if fits(form)), None)
     if first is not None and not exhausted(demand):
         forms = (plain[first],) * (first + 1) + tuple(plain[first + 1 :])
         return Ladder(forms=forms)
     steps = []
-    for form, step in _rungs(demand, plain[-1], fits):
+    for form, step in _rungs(demand, plain[-1], held):
         steps.append(step)
         if fits(form):
             return Ladder(forms=(form,), steps=tuple(steps))
     return None if first is None else Ladder(forms=(plain[-1],), steps=tuple(steps))
 
 
-def _rungs(demand: Demand, form: Form, fits: Callable[[Form], bool]) -> Iterator[tuple[Form, str]]:
+def _rungs(demand: Demand, form: Form, held: Callable[[Form], bool]) -> Iterator[tuple[Form, str]]:
     """What may be moved to RAM, one kind after the other, as little of it as is enough."""
     known = demand.known
     if known.projector is not None and form.projector_on_device:
@@ -73,12 +77,12 @@ def _rungs(demand: Demand, form: Form, fits: Callable[[Form], bool]) -> Iterator
         return
     if demand.model.cpu_moe == "auto" and known.model.has_experts:
         most = known.model.expert_layers
-        count = _least(1, most, lambda n: fits(msgspec.structs.replace(form, cpu_moe=n)))
+        count = _least(1, most, lambda n: held(msgspec.structs.replace(form, cpu_moe=n)))
         form = msgspec.structs.replace(form, cpu_moe=count)
         yield form, f"{demand.name}: the experts of {count} of {most} layers stay in RAM: slower"
     if demand.model.gpu_layers == "auto":
         units = known.model.units
-        kept = _least(1, units, lambda n: fits(msgspec.structs.replace(form, gpu_layers=units - n)))
+        kept = _least(1, units, lambda n: held(msgspec.structs.replace(form, gpu_layers=units - n)))
         form = msgspec.structs.replace(form, gpu_layers=units - kept)
         yield form, f"{demand.name}: {kept} of {units} layers stay in RAM: slower"
 

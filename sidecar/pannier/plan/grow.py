@@ -25,7 +25,10 @@ STEP = 1024
 
 
 class Grown(msgspec.Struct, kw_only=True):
-    """One launch while its context grows: mutable only here."""
+    """One launch while its context grows: mutable only here.
+
+    `running` is its context now, `split` the units per device of it.
+    """
 
     id: str
     demand: Demand
@@ -34,6 +37,7 @@ class Grown(msgspec.Struct, kw_only=True):
     sizes: Sizes
     pin: Pin | None = None
     running: int | None = None
+    split: tuple[int, ...] | None = None
 
 
 class Growth:
@@ -57,7 +61,7 @@ class Growth:
     def run(self) -> None:
         """Grows all of them as far as they can, fairly: everybody doubles before anybody fills."""
         for launch in self._launches.values():
-            if launch.demand.model.context is None and launch.running:
+            if launch.running:
                 self._try(launch, min(launch.running, ceiling(launch.demand)))
         asked = [each for each in self._launches.values() if each.demand.model.context is not None]
         open_ones = [
@@ -101,12 +105,7 @@ class Growth:
         """Takes a larger context when there is room for it."""
         if context <= launch.form.context:
             return False
-        form = msgspec.structs.replace(
-            launch.demand.form(context),
-            projector_on_device=launch.form.projector_on_device,
-            cpu_moe=launch.form.cpu_moe,
-            gpu_layers=launch.form.gpu_layers,
-        )
+        form = launch.demand.widened(launch.form, context)
         more_host = self._host_of(launch, form) - self._hosts[launch.id]
         if more_host > self._host_room:
             return False
@@ -129,8 +128,12 @@ class Growth:
             wide = launch.sizes.wide(launch.demand, form, spot.devices)
             if fill(wide, rooms, spot.devices) is None:
                 return None
-            layers = evenly(wide, rooms, self._machine.capacity, spot.devices)
+            layers = spot.layers
             taken = bytes_on(wide, layers)
+            pairs = zip(spot.devices, taken, strict=True)
+            if layers != launch.split or any(need > rooms[at] for at, need in pairs):
+                layers = evenly(wide, rooms, self._machine.capacity, spot.devices)
+                taken = bytes_on(wide, layers)
             return msgspec.structs.replace(spot, layers=layers, taken=taken)
         item = launch.sizes.item(launch.demand, form, launch.pin)
         for way in item.ways:

@@ -109,7 +109,8 @@ class Sizes:
         if not machine.devices:
             need = demand.takes(form, ()).host.total
             return Item(id=demand.name, ways=self._fitting([((0, need),)]), pooled=pooled)
-        if form.gpu_layers == 0 and pin is None:
+        # What is not on a device with the memory of the host is in that memory all the same.
+        if form.gpu_layers == 0 and pin is None and not any(machine.shared):
             host = demand.takes(form, ()).host.total
             return Item(id=demand.name, ways=((),), host=host, pooled=pooled)
         if pin is not None and len(pin.devices) > 1:

@@ -51,10 +51,16 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack(
-    levels: Sequence[Sequence[Item]], capacity: Sequence[int], host: int, *, limit: int = LIMIT
+    levels: Sequence[Sequence[Item]],
+    capacity: Sequence[int],
+    host: int,
+    *,
+    limit: int = LIMIT,
+    even: bool = True,
 ) -> Packing | None:
     """The best packing; `levels[n]` are the items with their contexts at level n.
 
+    Without `even` each item is where it leaves the least room: what else comes has the largest.
     None when there is no placement at all, which cannot be where every item fits alone beside
     those that are never swapped out.
     """
@@ -64,7 +70,7 @@ def pack(
         return None
     found = _at_home(ask, levels[level], found)
     pooled, lost, extra, moved = found.cost
-    headroom, low, high = 0, 1, EIGHTHS - 1
+    headroom, low, high = 0, 1, EIGHTHS - 1 if even else 0
     while low <= high:
         tried = (low + high) // 2
         kept = [size * (EIGHTHS - tried) // EIGHTHS for size in capacity]

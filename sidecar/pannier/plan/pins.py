@@ -26,18 +26,31 @@ def pins_of(
         return (None,)
     devices = _devices(entry, demand.name, inventory)
     whole = Pin(devices=devices, split=entry.tensor_split, force=entry.force)
-    if len(devices) > 1 and demand.indivisible and entry.replicas == 1 and not entry.force:
-        raise PlacementError(f"{demand.name} must not be split: {demand.indivisible}")
     if entry.replicas == 1 or entry.tensor_split is not None or len(devices) == 1:
-        return (whole,) * entry.replicas
+        return (_checked(demand, whole),) * entry.replicas
     needs, _ = sizes.alone(demand, demand.form(contexts(demand)[-1]))
     large_enough = [at for at in devices if needs[at] <= sizes.machine.capacity[at]]
     if not large_enough:
-        return (whole,) * entry.replicas
+        return (_checked(demand, whole),) * entry.replicas
     return tuple(
         Pin(devices=(large_enough[replica % len(large_enough)],), force=entry.force)
         for replica in range(entry.replicas)
     )
+
+
+def _checked(demand: Demand, pin: Pin) -> Pin:
+    """The pin, if the model can be split over its devices at all. Raises PlacementError."""
+    devices, layers = len(pin.devices), demand.form(contexts(demand)[-1]).gpu_layers
+    if devices < 2:
+        return pin
+    if demand.indivisible and not pin.force:
+        raise PlacementError(f"{demand.name} must not be split: {demand.indivisible}")
+    if layers is not None and layers < devices:
+        raise PlacementError(
+            f"{demand.name} has {layers} layers for devices (`gpu_layers`), and its placement names"
+            f" {devices} devices: each needs at least one"
+        )
+    return pin
 
 
 def _devices(entry: Entry, name: str, inventory: Inventory) -> tuple[int, ...]:

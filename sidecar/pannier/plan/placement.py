@@ -15,7 +15,7 @@ from pannier.config.schema import Config
 from pannier.devices.inventory import Inventory, with_reserves
 from pannier.gguf.footprint.values import MEASURED_BUILD, Footprint
 from pannier.gguf.model_files import ModelFiles
-from pannier.plan.demand import NO_PROFILE, Demand, Form, Measured, ModelProfile
+from pannier.plan.demand import NO_PROFILE, Demand, Form, Measured, ModelProfile, ceiling
 from pannier.plan.explain import (
     cannot_fit,
     context_reason,
@@ -27,11 +27,12 @@ from pannier.plan.explain import (
 from pannier.plan.fit import Ladder, ladder
 from pannier.plan.grow import Grown, Growth
 from pannier.plan.items import Item
-from pannier.plan.machine import Machine, Pin, Sizes, machine_of
+from pannier.plan.machine import UNKNOWN_ROOM, Machine, Pin, Sizes, machine_of
 from pannier.plan.pack import LIMIT, Packing, Spot, pack
 from pannier.plan.pins import pins_of
 from pannier.plan.roles import ROLES, load_ceiling_s
 from pannier.plan.spec import PlacementError, PlacementSpec, spec_of_config
+from pannier.plan.stay import stay
 from pannier.plan.values import Group, Instance, Plan, Rejected, Unplaceable
 
 NO_SPEC = PlacementSpec()
@@ -66,6 +67,10 @@ class _Launch(msgspec.Struct, kw_only=True):
     ladder: Ladder | None = None
     clipped: Item | None = None
     tight: dict[int, int] = {}
+
+    def form(self, level: int) -> Form | None:
+        """Its form at a level of context; None for what does not fit."""
+        return self.ladder.at(level) if self.ladder else None
 
 
 def make_plan(
@@ -138,8 +143,9 @@ class _Planning:
         rooms, host = self._settle(keeps)
         self._fit(others, rooms, host)
         placed = [launch for launch in launches if launch.ladder or launch.clipped]
-        packing = self._pack([each for each in placed if not (each.tight and _keeps(each))])
-        grown = self._grow(placed, packing)
+        weighed = [each for each in placed if not (each.tight and _keeps(each))]
+        packing, forms = self._pack(weighed)
+        grown = self._grow(placed, packing, forms)
         return self._finish(placed, packing, grown, absent)
 
     def _launches(self, names: Sequence[str]) -> list[_Launch]:
@@ -176,15 +182,16 @@ class _Planning:
         """Rooms that are left beside what is never swapped out."""
         rooms, host = self._machine.capacity, self._machine.host
         settled: list[_Launch] = []
-        for launch in keeps:
-            # One after the other in the order of the plan: each within what those before leave.
+        # One after the other in the order of the plan, each within what those before leave; what
+        # comes does not push aside what runs.
+        for launch in sorted(keeps, key=lambda each: self._running(each) is None):
             self._fit([launch], rooms, host)
             if launch.ladder is None:
                 continue
-            packing = self._try_pack([*settled, launch])
+            packing = self._try_pack([*settled, launch], even=False)
             if packing is None:
                 launch.ladder = None
-                self._squeeze(launch, rooms)
+                self._squeeze(launch, rooms, host)
                 continue
             settled.append(launch)
             rooms, host = packing.rooms, packing.host_room
@@ -199,35 +206,37 @@ class _Planning:
             launch.sizes = sizes
             launch.ladder = ladder(launch.demand, sizes, rooms, host, pin=launch.pin)
             if launch.ladder is None:
-                self._squeeze(launch, rooms)
+                self._squeeze(launch, rooms, host)
             else:
                 self._reasons += launch.ladder.steps
 
-    def _squeeze(self, launch: _Launch, rooms: tuple[int, ...]) -> None:
+    def _squeeze(self, launch: _Launch, rooms: tuple[int, ...], host: int) -> None:
         """Nothing that is open is enough: tight where that may be tried, else not placed."""
         demand, pin = launch.demand, launch.pin
         form = demand.form(no_context(demand))
         needs = launch.sizes.needs_of(demand, form, pin)
-        if pin is not None and not pin.force:
-            raise rejection(demand, self._machine, needs, rooms)
-        if not self._machine.dedicated:
-            self._unplaceable.append(cannot_fit(demand, launch.sizes, form, rooms))
+        item = launch.sizes.item(demand, form, pin)
+        # Where the devices hold it, RAM is what is missing, and that is not tried: what would be
+        # killed for it may be any program.
+        held = launch.sizes.fits(item, rooms, UNKNOWN_ROOM)
+        short = {} if held else {at: n - rooms[at] for at, n in needs.items() if n > rooms[at]}
+        tried = self._machine.dedicated and short
+        if pin is not None and not (pin.force and tried):
+            raise rejection(demand, self._machine, needs, short, ram=(item.host, host))
+        if not tried:
+            self._unplaceable.append(cannot_fit(demand, launch.sizes, form, rooms, host))
             return
-        launch.tight = {at: need - rooms[at] for at, need in needs.items() if need > rooms[at]}
-        if not launch.tight:  # RAM is what is missing
-            self._unplaceable.append(cannot_fit(demand, launch.sizes, form, rooms))
-            return
+        launch.tight = short
         way = tuple((at, min(need, rooms[at])) for at, need in needs.items())
         launch.clipped = Item(id=launch.id, ways=(way,), pooled=demand.pooled)
 
-    def _item(self, launch: _Launch, level: int) -> Item:
+    def _item(self, launch: _Launch, form: Form | None) -> Item:
         running = self._running(launch)
         home = self._indices(running.devices) if running else ()
-        if launch.clipped is not None:
-            item = launch.clipped
-        else:
-            assert launch.ladder is not None  # noqa: S101  all others were left out
-            item = launch.sizes.item(launch.demand, launch.ladder.at(level), launch.pin)
+        item = launch.clipped
+        if form is not None:
+            item = launch.sizes.item(launch.demand, form, launch.pin)
+        assert item is not None  # noqa: S101  all others were left out
         keep = launch.demand.model.keep
         return msgspec.structs.replace(item, id=launch.id, keep=keep, home=home)
 
@@ -242,32 +251,66 @@ class _Planning:
             return ()
         return tuple(names.index(label) for label in labels)
 
-    def _try_pack(self, launches: Sequence[_Launch]) -> Packing | None:
+    def _try_pack(self, launches: Sequence[_Launch], *, even: bool = True) -> Packing | None:
         depth = max((len(each.ladder.forms) for each in launches if each.ladder), default=1)
-        levels = [[self._item(each, level) for each in launches] for level in range(depth)]
-        return pack(levels, self._machine.capacity, self._machine.host, limit=LIMIT)
+        levels = [
+            [self._item(each, each.form(level)) for each in launches] for level in range(depth)
+        ]
+        machine = self._machine
+        return pack(levels, machine.capacity, machine.host, limit=LIMIT, even=even)
 
-    def _pack(self, launches: Sequence[_Launch]) -> Packing:
+    def _pack(self, launches: Sequence[_Launch]) -> tuple[Packing, Mapping[str, Form | None]]:
+        """Where all of them go, and in which forms they are there."""
         packing = self._try_pack(launches)
         # Each of them fits alone beside what is never swapped out, so that all fit in swap sets.
         assert packing is not None, "no packing although every model fits alone"  # noqa: S101
-        return packing
+        planned = {each.id: each.form(packing.level) for each in launches}
+        running = self._known.running
+        if running is None:
+            return packing, planned
+        # With the contexts that they have now, if that leaves room for what is new.
+        for forms in ({each.id: self._as_it_runs(each, packing) for each in launches}, planned):
+            kept = stay(
+                [group.members for group in running.groups],
+                [self._item(each, forms[each.id]) for each in launches],
+                {each.id: each.tensor_split for each in running.instances if each.tensor_split},
+                packing,
+                capacity=self._machine.capacity,
+                host=self._machine.host,
+            )
+            if kept is not None:
+                return kept, forms
+        return packing, planned
 
-    def _grow(self, launches: Sequence[_Launch], packing: Packing) -> dict[str, Grown]:
+    def _as_it_runs(self, launch: _Launch, packing: Packing) -> Form | None:
+        form, running = launch.form(packing.level), self._running(launch)
+        if form is None or running is None:
+            return form
+        context = min(running.context, ceiling(launch.demand))
+        return launch.demand.widened(form, context) if context > form.context else form
+
+    def _grow(
+        self,
+        launches: Sequence[_Launch],
+        packing: Packing,
+        forms: Mapping[str, Form | None],
+    ) -> dict[str, Grown]:
         grown = []
         for launch in launches:
-            if launch.ladder is None:
+            form = forms.get(launch.id)
+            if form is None:
                 continue
             running = self._running(launch)
             grown.append(
                 Grown(
                     id=launch.id,
                     demand=launch.demand,
-                    form=launch.ladder.at(packing.level),
+                    form=form,
                     spot=packing.spots[launch.id],
                     pin=launch.pin,
                     sizes=launch.sizes,
                     running=running.context if running else None,
+                    split=running.tensor_split if running else None,
                 )
             )
         # The clipped ones are part of the charges, and stay as they are.
