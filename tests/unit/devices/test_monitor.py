@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import sys
 
+import msgspec
 import pytest
 from tests.nvml import rigs
 from tests.nvml.rigs import Code
@@ -478,6 +479,100 @@ async def test_a_driver_that_hangs_does_not_hold_up_a_reload(machine):
         assert "hangs" in (kept.stale or "")
         machine.stand_in.put(rigs.ONE)
         await until(monitor, lambda value: value.stale is None)
+
+
+HELD = 5 * rigs.GIB
+
+
+def shared(others=0, pid=7, **more):
+    """A card on which a process holds 5 GiB and others the rest."""
+    (one,) = rigs.ONE.cards
+    return rigs.ONE.with_card(
+        0,
+        used=one.used + HELD + others,
+        free=one.free - HELD - others,
+        compute=(rigs.Process(pid=pid, bytes=HELD), rigs.Process(pid=8, bytes=others)),
+        **more,
+    )
+
+
+def denied(others):
+    return msgspec.structs.replace(shared(others), errors=rigs.PROCESSES_DENIED.errors)
+
+
+@pytest.mark.parametrize(
+    ("rig", "exact"),
+    [
+        (shared(3 * rigs.GIB), True),
+        (shared(3 * rigs.GIB, pid=1_000_007), False),
+        (shared(3 * rigs.GIB).with_card(0, compute=()), False),
+        (shared(3 * rigs.GIB).with_card(0, compute=(rigs.Process(pid=7),)), False),
+        (denied(3 * rigs.GIB), False),
+    ],
+    ids=["our-ids", "foreign-ids", "no-ids", "ids-without-bytes", "not-allowed"],
+)
+async def test_our_own_models_never_count_as_others(machine, rig, exact):
+    """In a container or in WSL the driver does not say who holds what; we know what we hold."""
+    machine.put(rigs.ONE)
+    machine.stand_in.put(rig)
+    planned = HELD - 256 * rigs.MIB
+    uuid = rigs.ONE.cards[0].uuid
+    machine.ours = lambda: Ours(pids=frozenset({7}), expected={uuid: planned})
+    async with Monitor(Nvml(), pause_s=fast) as monitor:
+        monitor.follow(machine)
+        found = await monitor.inventory(machine.question())
+        (device,) = found.devices
+        assert device.used_by_us == (HELD if exact else planned)
+        assert device.used_by_us + device.used_by_others + device.free == device.total
+        most = 3 * rigs.GIB + 16 * rigs.MIB + HELD - device.used_by_us
+        assert 3 * rigs.GIB <= device.used_by_others < most
+        assert any("which processes hold the memory" in note for note in found.notes) != exact
+        assert (await monitor.held_by(7) == {uuid: HELD}) == exact
+        assert exact or await monitor.held_by(7) == {}
+
+
+async def test_what_a_process_holds_is_of_this_moment_and_leaves_the_inventory_alone(machine):
+    machine.put(rigs.ONE)
+    async with Monitor(Nvml(), pause_s=fast) as monitor:
+        before = await monitor.inventory(machine.question())
+        assert await monitor.held_by(7) == {}
+        machine.stand_in.put(shared())
+        assert await monitor.held_by(7) == {rigs.ONE.cards[0].uuid: HELD}
+        assert monitor.value is before
+
+
+async def test_a_process_on_an_instance_of_a_card_is_found_there(machine):
+    machine.put(rigs.MIG)
+    whole = rigs.MIG.cards[0]
+    parts = tuple(
+        part and msgspec.structs.replace(part, compute=(rigs.Process(pid=7, bytes=at + 1),))
+        for at, part in enumerate(whole.instances)
+    )
+    machine.stand_in.put(rigs.MIG.with_card(0, instances=parts))
+    async with Monitor(Nvml(), pause_s=fast) as monitor:
+        assert await monitor.held_by(7) == {parts[0].uuid: 1, parts[2].uuid: 3}
+
+
+@pytest.mark.parametrize("kind", ["no-driver", "hangs", "lost"])
+async def test_a_driver_that_says_nothing_tells_nothing_of_a_process_and_holds_up_nobody(
+    machine, kind
+):
+    class Impatient(Nvml):
+        async def read(self, seconds=0.2):
+            return await super().read(seconds)
+
+    machine.stand_in.put(
+        {
+            "no-driver": shared().failing(
+                Code.DRIVER_NOT_LOADED, "nvmlInitWithFlags", "nvmlInit_v2"
+            ),
+            "hangs": shared().hanging(600_000, "nvmlDeviceGetCount_v2"),
+            "lost": shared(errors={"nvmlDeviceGetHandleByIndex_v2": int(Code.GPU_IS_LOST)}),
+        }[kind]
+    )
+    async with Monitor(Impatient(), pause_s=fast) as monitor, asyncio.timeout(15):
+        assert await monitor.held_by(7) == {}
+        machine.stand_in.put(rigs.ONE)
 
 
 async def test_a_driver_that_is_unloaded_is_lost_and_one_that_never_was_is_no_fault(machine):

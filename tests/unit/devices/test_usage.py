@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pannier.devices.reading import Card, CardProcess, NvmlReading
-from pannier.devices.usage import Use, used_by
+from pannier.devices.usage import Use, held_by, used_by
 
 OURS = frozenset((10, 11))
 
@@ -128,3 +128,29 @@ def test_the_kind_of_a_process_does_not_matter(kind):
     process = CardProcess(pid=10, bytes=7, kind=kind)
     reading = NvmlReading(cards=(Card(index=0, used=9, processes=(process,)),))
     assert used_by(reading, OURS) == (Use(by_us=7, by_others=2, how="pids"),)
+
+
+def test_what_one_process_holds_is_told_by_card() -> None:
+    nameless = Card(index=2, processes=(CardProcess(pid=10, bytes=5),))
+    hidden = Card(index=3, uuid="h")
+    reading = NvmlReading(
+        cards=(card("a", 900, (10, 300), (11, 7)), card("b", 9, (10, 2)), nameless, hidden)
+    )
+    assert held_by(reading, 10) == {"a": 300, "b": 2}
+    assert held_by(reading, 11) == {"a": 7}
+    assert held_by(reading, 12) == {}
+
+
+def test_a_process_whose_bytes_are_not_told_holds_nothing_that_is_known() -> None:
+    assert held_by(NvmlReading(cards=(card("a", 900, (10, None)),)), 10) == {}
+
+
+@given(reading=READINGS, pids=PIDS)
+def test_what_our_processes_hold_one_by_one_is_what_they_hold_together(reading, pids):
+    """Where all of it is told; a card's UUID may stand for one card alone."""
+    uuids = [each.uuid for each in reading.cards]
+    for one, use in zip(reading.cards, used_by(reading, pids), strict=True):
+        if use.how != "pids" or uuids.count(one.uuid) > 1 or not one.uuid or not pids:
+            continue
+        alone = [held_by(reading, pid).get(one.uuid, 0) for pid in sorted(pids)]
+        assert sum(alone) == use.by_us

@@ -1,10 +1,12 @@
 """What our engines hold of each device, by what is planned and what runs."""
 
 import msgspec
+import pytest
 from tests.fakes.snapshots import snapshot_of
 from tests.fakes.values import machine
 
 from pannier.fleet.holdings import holdings
+from pannier.plan.values import Plan
 
 
 def test_models_in_memory_and_on_their_way_there_count_and_others_do_not():
@@ -39,3 +41,35 @@ def test_nothing_runs_and_nothing_is_held():
     seen = snapshot_of(phases="cold")
     ours = holdings(seen.plan, seen.fleet)
     assert (ours.pids, ours.expected) == (frozenset(), {})
+
+
+@pytest.mark.parametrize("phase", ["draining", "unloading"])
+def test_a_model_that_leaves_is_ours_until_it_is_gone(phase):
+    seen = snapshot_of(phases={"a": phase, "b": "failed"}, inventory=machine(24))
+    ours = holdings(seen.plan, seen.fleet)
+    assert ours.expected == {"CUDA0": seen.plan.instance("a").bytes_needed}
+
+
+def test_a_model_that_the_plan_knows_no_more_is_what_it_was_started_to_take():
+    seen = snapshot_of(
+        phases={"a": "draining", "b": "ready"}, inventory=machine(24), planned=(7 << 30,)
+    )
+    (gone, stays) = (holdings(plan, seen.fleet) for plan in (Plan(devices=seen.plan.devices),
+                                                             seen.plan))  # fmt: skip
+    assert gone.expected == stays.expected == {"CUDA0": 14 << 30}
+
+
+def test_a_process_that_ended_is_nobody_s():
+    """Its number may be that of any program by now."""
+    seen = snapshot_of(phases={"a": "ready", "b": "cold"}, inventory=machine(24))
+    groups = tuple(
+        msgspec.structs.replace(
+            group,
+            instances=tuple(
+                msgspec.structs.replace(each, pid=100 if each.id == "a" else 200)
+                for each in group.instances
+            ),
+        )
+        for group in seen.fleet.groups
+    )
+    assert holdings(seen.plan, msgspec.structs.replace(seen.fleet, groups=groups)).pids == {100}

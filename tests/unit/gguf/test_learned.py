@@ -13,13 +13,17 @@ from pannier.gguf.learned import (
 )
 from pannier.gguf.measured import (
     DRIFT,
+    GROWTH,
+    MOST_OVERHEAD,
     Measurement,
     OnDevice,
     OnHost,
     corrected,
     drift,
+    has_grown,
     in_words,
     measurement,
+    with_overhead,
 )
 
 MIB = 1024 * 1024
@@ -113,6 +117,43 @@ def test_a_measurement_replaces_what_was_computed_and_keeps_the_rest() -> None:
     )
     assert after.host == HostShare(
         mapped=50, resident=7, kv=8, compute=11, prompt_cache=70, checkpoints=80
+    )
+
+
+@pytest.mark.parametrize(
+    ("used", "overhead"),
+    [(None, None), (149, None), (150, 0), (650, 500), (150 + MOST_OVERHEAD, MOST_OVERHEAD),
+     (151 + MOST_OVERHEAD, None)],
+    ids=["not-told", "less-than-buffers", "nothing-beside", "some", "most", "more-than-most"],
+)  # fmt: skip
+def test_the_overhead_is_what_the_driver_counts_beside_all_buffers(
+    used: int | None, overhead: int | None
+) -> None:
+    every = OnDevice(weights=100, kv=20, compute=10, projector=9, draft=8, adapter=3)
+    (found,) = with_overhead(took(every), [used]).devices
+    assert (found.overhead, found.buffers) == (overhead, 150)
+
+
+def test_a_later_reading_raises_the_overhead_and_never_lowers_it() -> None:
+    before = took(OnDevice(weights=100, overhead=50), OnDevice(weights=100))
+    now = with_overhead(before, [120, 130])
+    assert [each.overhead for each in now.devices] == [50, 30]
+    assert with_overhead(now, [None, 99]) == now
+    assert with_overhead(now, [400]) == now, "other devices than were measured"
+
+
+def test_an_overhead_is_worth_a_write_when_it_is_new_or_much_larger() -> None:
+    known = took(OnDevice(overhead=50))
+    assert has_grown(took(OnDevice()), known)
+    assert not has_grown(known, took(OnDevice()))
+    assert not has_grown(known, took(OnDevice(overhead=50 + GROWTH)))
+    assert has_grown(known, took(OnDevice(overhead=51 + GROWTH)))
+
+
+def test_the_log_says_what_is_beside_the_buffers() -> None:
+    found = took(OnDevice(weights=MIB, overhead=2 * MIB))
+    assert in_words(found, ("CUDA0",)) == (
+        "1.00 MiB on CUDA0 and 2.00 MiB beside its buffers, 0.00 MiB of RAM"
     )
 
 
