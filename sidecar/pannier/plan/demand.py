@@ -196,7 +196,11 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return msgspec.structs.replace(taken, devices=more)
 
     def prices(self, form: Form, devices: tuple[str, ...]) -> Prices:
-        """What the units of a form cost on several devices, projector and draft included."""
+        """What the units of a form cost on several devices, projector and draft included.
+
+        The model that drafts is split as this one is, which nobody knows yet: each device is
+        charged the most that it can be.
+        """
         if self.known.model is None:
             total = _guessed(self.model, self.files)
             piece = -(-total // _PIECES)
@@ -207,13 +211,25 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         bare = prices(self.known.model, self.settings(form, devices))
         taken = self.takes(form, devices)
         projector = max((share.projector for share in taken.devices), default=0)
-        draft = max((share.draft for share in taken.devices), default=0) + self.extra
+        first, middle, last = self._drafts(form, devices, len(bare.units))
         return msgspec.structs.replace(
             bare,
-            first=bare.first + projector + draft,
-            middle=bare.middle + draft,
-            last=bare.last + draft,
+            first=bare.first + projector + first + self.extra,
+            middle=bare.middle + middle + self.extra,
+            last=bare.last + last + self.extra,
         )
+
+    def _drafts(self, form: Form, devices: tuple[str, ...], units: int) -> tuple[int, int, int]:
+        """What the model that drafts takes at most on the first, a middle and the last device."""
+        count = len(devices)
+        if self.known.draft is None or count < 2 or units < count:
+            return 0, 0, 0
+        most = []
+        for place in (0, count // 2, count - 1):
+            split = [1] * count
+            split[place] += units - count
+            most.append(self.takes(form, devices, tuple(split)).devices[place].draft)
+        return most[0], most[1], most[2]
 
 
 def contexts(demand: Demand) -> tuple[int, ...]:
