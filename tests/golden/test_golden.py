@@ -81,9 +81,9 @@ def fleet_of_case(text: str, found: dict[str, str]) -> Fleet:
     return fleet(text, pairs(found.get("headers", "")), sizes)
 
 
-def plan_of_case(text: str) -> tuple[Plan, Fleet]:
-    """What the planner makes of a case."""
-    found = facts(text)
+def plan_of_case(text: str, **other: str) -> tuple[Plan, Fleet]:
+    """What the planner makes of a case, with `other` facts than it has."""
+    found = facts(text) | other
     inventory, cast = machine_of_case(found), fleet_of_case(text, found)
     running = None
     if "running" in found:
@@ -236,6 +236,39 @@ def test_no_case_takes_more_than_there_is_but_for_what_is_tight(case):
         if charged(plan).get(device.label, 0) > device.capacity and device.label not in tight
     ]
     assert over == []
+
+
+def has_an_order(case: Path) -> bool:
+    """Whether it has cards of this machine whose order is not a part of the case."""
+    text = case.read_text()
+    found = facts(text)
+    several = len(found.get("cards", "").split()) > 1
+    local = found.get("backend") != "RPC"
+    # With a placement an index means another card; a case with bus numbers is about them.
+    return several and local and "[placement" not in text and "pci" not in found
+
+
+MIXED = [case for case in CASES if has_an_order(case)]
+
+
+@pytest.mark.parametrize("turned", ["reversed", "rotated"])
+@pytest.mark.parametrize("case", MIXED, ids=lambda case: case.stem)
+def test_in_whatever_order_the_cards_are_as_much_is_served(case, turned):
+    text = case.read_text()
+    count = len(facts(text)["cards"].split())
+    order = [count - at if turned == "reversed" else (at + 1) % count for at in range(count)]
+    plan, _ = plan_of_case(text)
+    other, _ = plan_of_case(text, pci=" ".join(map(str, order)))
+    assert [device.label for device in other.devices] != [device.label for device in plan.devices]
+    assert essence(other) == essence(plan)
+    assert all(charged(other).get(each.label, 0) <= each.capacity for each in other.devices)
+
+
+def essence(plan: Plan) -> tuple[object, ...]:
+    """How many models are served, share memory and have how many devices."""
+    swapped = sum(len(group.members) for group in plan.groups if group.swap)
+    devices = {instance.id: len(instance.devices) for instance in plan.instances}
+    return devices, swapped, set(plan.tight), len(plan.unplaceable)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
