@@ -8,6 +8,7 @@ Must not: read files, ask devices, or look at what runs but for where it runs.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -387,8 +388,12 @@ class _Planning:
         taken: Footprint,
     ) -> Instance:
         model, files = launch.demand.model, launch.demand.files
-        known = launch.demand.known.model
-        layers = form.gpu_layers
+        layers: int | Literal["auto", "all"] = model.gpu_layers
+        if form.gpu_layers is not None:
+            layers = form.gpu_layers
+        elif launch.demand.known.model and not launch.tight:
+            # What does not fit is left to llama-server, which moves layers until it loads.
+            layers = "all"
         return Instance(
             id=launch.id,
             model=launch.demand.name,
@@ -401,7 +406,7 @@ class _Planning:
             kv_type=model.kv_type,
             batch=form.batch,
             ubatch=form.ubatch,
-            gpu_layers=(layers if layers is not None else "all" if known else model.gpu_layers),
+            gpu_layers=layers,
             cpu_moe=form.cpu_moe if form.cpu_moe is not None else "all",
             projector_on_device=form.projector_on_device,
             device_bytes=taken.devices,

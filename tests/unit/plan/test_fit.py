@@ -135,6 +135,15 @@ def test_a_split_is_tried_before_anything_is_given_up():
     assert plan.reasons == ()
 
 
+def test_what_neither_devices_nor_ram_hold_is_left_to_the_engine():
+    plan = fleet(models(a="context = 4096"), {"a": "glm45-air"}).plan(rig(24, ram_gib=16))
+    assert list(plan.tight) == ["a"]
+    assert plan.instances[0].gpu_layers == "auto"
+    told = models(a='context = 4096\ngpu_layers = "all"')
+    plan = fleet(told, {"a": "glm45-air"}).plan(rig(24, ram_gib=16))
+    assert plan.instances[0].gpu_layers == "all"
+
+
 def test_a_size_that_is_all_that_is_known_has_no_rungs():
     plan = fleet(models(a=""), {}, 30.0).plan(rig(24))
     assert list(plan.tight) == ["a"]
