@@ -291,9 +291,10 @@ def _guess(
     note = "its header cannot be read: an estimate from the size of the file"
     if devices < 2:
         beside = total - files.weights - files.projector_bytes - files.draft_bytes
-        share = {"weights": files.weights, "projector": files.projector_bytes}
-        alone = DeviceShare(**share, draft=files.draft_bytes, compute=beside, layers=_PIECES)
-        host = HostShare() if devices else HostShare(resident=files.weights, compute=beside)
+        held = {"projector": files.projector_bytes, "draft": files.draft_bytes}
+        alone = DeviceShare(weights=files.weights, compute=beside, layers=_PIECES, **held)
+        here = HostShare(resident=files.weights, compute=beside, **held)
+        host = HostShare() if devices else here
         return Footprint(devices=(alone,) * devices, host=host, exact=False, notes=(note,))
     shares = split or (1,) * devices
     piece = -(-total // _PIECES)

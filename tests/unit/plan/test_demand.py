@@ -220,6 +220,9 @@ def test_a_guess_knows_that_it_is_one_and_that_the_cpu_is_no_device():
     taken = wanted.takes(wanted.form(8192), ())
     assert (taken.exact, taken.devices, taken.host.total) == (False, (), 9 * GIB)
     assert "size of the file" in taken.notes[0]
+    beside = msgspec.structs.replace(wanted.files, projector_bytes=GIB, draft_bytes=GIB)
+    wanted = msgspec.structs.replace(wanted, files=beside)
+    assert wanted.takes(wanted.form(8192), ()).host.total == 11 * GIB + GIB * 2 // 5
 
 
 def test_a_guess_is_split_by_its_shares():
