@@ -22,7 +22,9 @@ from pannier.plan.values import Group, Instance, Plan
 from pannier.render.argv import EngineFlavour
 from pannier.render.groups import render_plan
 
-calm = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+calm = settings(
+    deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
+)
 
 NAMES = ["a", "b", "c", "d", "swap-CUDA0", "swap-host", "e/f", "g#h"]
 SIZES = [0.0, 0.5, 3.0, 6.0, 11.0, 20.0, 40.0, 200.0]
@@ -480,19 +482,20 @@ def fits_beside(both: Fleet, plan: Plan, inventory: Inventory) -> bool:
 @calm
 @given(fleets(), machines(), st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=5, max_size=5))
 def test_what_our_own_engines_hold_is_never_counted_as_used(fleet, inventory, parts):
-    plan = fleet.plan(inventory)
+    first = fleet.plan(inventory)
+    plan = fleet.plan(inventory, running=first)
     devices = tuple(
         msgspec.structs.replace(device, free=device.free - held, used_by_us=held)
         for device, part in zip(inventory.devices, parts, strict=False)
         for held in [int(device.free * part)]
     )
-    resident = frozenset(each.id for each in plan.instances)
-    ours = sum(each.host_bytes.total for each in plan.instances)
+    resident = frozenset(each.id for each in first.instances)
+    ours = sum(each.host_bytes.total for each in first.instances)
     host = inventory.host
     if host.available:
         host = msgspec.structs.replace(host, available=max(1, host.available - ours))
     loaded = msgspec.structs.replace(inventory, devices=devices, host=host)
-    again = fleet.plan(loaded, running=plan, resident=resident)
+    again = fleet.plan(loaded, running=first, resident=resident)
     assert essence(again) == essence(plan)
 
 
