@@ -162,6 +162,14 @@ def micro_chat(path: Path) -> Path:
     return _transformer("llama", "Micro Chat").write(path)
 
 
+def wordy_chat(path: Path) -> Path:
+    """A chat model with more metadata than Pannier reads; the engine reads it all."""
+    writer = _transformer("llama", "Wordy Chat")
+    for number in range(9000):
+        writer.meta(f"word.{number}", number)
+    return writer.write(path)
+
+
 def write_micro(folder: Path) -> dict[str, Path]:
     """Write all three into `folder` as `micro-ROLE.gguf`; their paths by role."""
     makers = {"chat": micro_chat, "embed": micro_embed, "rerank": micro_rerank}

@@ -183,7 +183,9 @@ class Serve:
         return self.process is not None and process.pid == self.process.pid
 
     def engines(self) -> list[psutil.Process]:
-        return [each for each in self.processes() if _program(each) == "llama-server"]
+        """The llama-servers that serve; one that is only asked for its devices does not."""
+        found = [each for each in self.processes() if _program(each) == "llama-server"]
+        return [each for each in found if "--list-devices" not in _words(each)]
 
     def swaps(self) -> list[psutil.Process]:
         return [each for each in self.processes() if _program(each) == "llama-swap"]
@@ -294,6 +296,13 @@ def row_of(seen: Json, model: str) -> Json:
 
 def codes(seen: Json) -> list[str]:
     return [problem["code"] for problem in seen["config"]["problems"]]
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it ended in this moment
+        return []
 
 
 def _program(process: psutil.Process) -> str:

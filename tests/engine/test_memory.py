@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import shutil
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 from tests.engine.serving import PATIENCE_S, Json, Serve, Stream, frozen, row_of
+from tests.gguf_writer import wordy_chat
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -16,16 +16,16 @@ CHAT: Json = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 
 
 @pytest.fixture
-def two_that_do_not_fit(serve: Serve, micro_chat: Path) -> tuple[dict[str, Json], Json]:
+def two_that_do_not_fit(serve: Serve) -> tuple[dict[str, Json], Json]:
     """Two models of a third of the free memory each, where little more than one may be used.
 
-    Their files are micro models with a hole behind them: large for the planner, not on the disk.
+    Their headers are longer than Pannier reads, so that they are weighed by their files, which are
+    micro models with a hole behind them: large for the planner, not on the disk.
     """
     free = psutil.virtual_memory().available
     models: dict[str, Json] = {}
     for name in ("a", "b"):
-        file = serve.folder / f"{name}.gguf"
-        shutil.copy(micro_chat, file)
+        file = wordy_chat(serve.folder / f"{name}.gguf")
         with file.open("r+b") as out:
             out.truncate(free // 3)
         models[name] = {"path": file.name, "context": 4096, "preload": False}
