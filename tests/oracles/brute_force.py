@@ -46,15 +46,15 @@ def answer(
 ) -> tuple[int, Key] | None:
     """The level of context and the key of the best placement, or None when there is none."""
     last = best(levels[-1], capacity, host)
-    for level, items in enumerate(levels):
-        found = best(items, capacity, host)
-        if found[:2] <= last[:2] and found != NONE:
+    for level, items in enumerate(levels[:-1]):
+        found = best(items, capacity, host, below=(last[0], last[1] + 1, 0, 0, -8))
+        if found != NONE:
             return level, found
-    return None
+    return None if last == NONE else (len(levels) - 1, last)
 
 
-def best(unsorted: Sequence[Item], capacity: Sequence[int], host: int) -> Key:
-    """The least key of all placements of these items; NONE when there is none."""
+def best(unsorted: Sequence[Item], capacity: Sequence[int], host: int, *, below: Key = NONE) -> Key:
+    """The least key of all placements that stay below; NONE when there is none."""
     if not all(item.ways or item.wide for item in unsorted):
         return NONE
     items = sorted(unsorted, key=lambda item: -item.size)  # sooner over a capacity, or done well
@@ -64,7 +64,7 @@ def best(unsorted: Sequence[Item], capacity: Sequence[int], host: int) -> Key:
     # What the items from one on cost whatever the others do.
     extra = [sum(each[0].extra for each in options[at:]) for at in range(len(items) + 1)]
     evenness = [_evenness(size) for size in capacity]
-    least = NONE
+    least = below
 
     def go(at: int, sets: tuple[Members, ...], used: tuple[int, ...], key: Key) -> None:
         nonlocal least
@@ -96,7 +96,7 @@ def best(unsorted: Sequence[Item], capacity: Sequence[int], host: int) -> Key:
                     go(at + 1, after, now, cost)
 
     go(0, (), (0,) * len(capacity), (0, 0, 0, 0, -7))
-    return least
+    return NONE if least == below else least
 
 
 def _price(option: Option) -> tuple[int, int]:

@@ -62,18 +62,18 @@ class Shares:
     """The fewest items that share, of those not yet placed (in the order of the search)."""
 
     def __init__(self, entries: Sequence[Entry], devices: int, host: int) -> None:
-        self._entries = entries
+        counts = len(entries) * devices <= COUNTED
+        self._falling = [
+            sorted((e for e in entries[at:] if e.alone), key=lambda e: -e.size) if counts else []
+            for at in range(len(entries) + 1)
+        ]
         least = accumulate((entry.least for entry in reversed(entries)), min)
         self._least = (*reversed(tuple(least)), 0)
-        self._settled = [_Over([e.size if _held(e, k) else None for e in entries]) for k in KINDS]
-        self._all = [_Over([None if _held(e, k) else e.size for e in entries]) for k in KINDS]
-        self._pooled = [
-            _Over([None if _held(e, k) or not e.pooled else e.size for e in entries]) for k in KINDS
-        ]
+        self._entries = entries
+        self._by_volume: dict[tuple[bool, bool], tuple[_Over, _Over, _Over]] = {}
         self._hosts = None
         if sum(entry.host for entry in entries) > host:
             self._hosts = _Over([entry.host for entry in entries])
-        self._counts = len(entries) * devices <= COUNTED
 
     def least(
         self,
@@ -92,20 +92,31 @@ class Shares:
         room = sum([room for room in rooms if room >= least])
         if wide:
             room = min(room, sum(rooms) - wide)
-        kinds = KINDS.index(held)
-        room -= self._settled[kinds].total(at)
+        if held not in self._by_volume:
+            self._by_volume[held] = self._volumes(held)
+        settled, others, of_pooled = self._by_volume[held]
+        room -= settled.total(at)
         if room < 0:
             return None
-        pooled = self._pooled[kinds].over(at, room)
-        least = self._all[kinds].over(at, room)
+        pooled, least = of_pooled.over(at, room), others.over(at, room)
         if self._hosts is not None:
             least = max(least, self._hosts.over(at, host))
-        if self._counts:
+        if self._falling[at]:
             counted = self._count(at, rooms, wide, held)
             if counted is None:
                 return None
             pooled, least = max(pooled, counted[0]), max(least, counted[1])
         return pooled, max(pooled, least)
+
+    def _volumes(self, held: tuple[bool, bool]) -> tuple[_Over, _Over, _Over]:
+        """Those that are held; all others; the pooled ones of the others."""
+        bound = [entry.kind is not None and held[entry.kind] for entry in self._entries]
+        each = list(zip(self._entries, bound, strict=True))
+        return (
+            _Over([entry.size if held else None for entry, held in each]),
+            _Over([None if held else entry.size for entry, held in each]),
+            _Over([None if held or not entry.pooled else entry.size for entry, held in each]),
+        )
 
     def _count(
         self, at: int, rooms: Sequence[int], wide: int, held: tuple[bool, bool]
@@ -114,14 +125,11 @@ class Shares:
 
         What is split may as well take the small devices, and only the rest of it the large ones.
         """
-        there = there_pooled = volume = least = least_pooled = 0
+        there_pooled = volume = least = least_pooled = 0
         free, free_pooled = [0], 0
-        for entry in self._entries[at:]:
-            if not entry.alone:
-                continue
+        for there, entry in enumerate(self._falling[at], 1):
             size = entry.size
             bound = entry.kind is not None and held[entry.kind]
-            there += 1
             volume += size
             there_pooled += bound or entry.pooled
             if not bound:
@@ -137,13 +145,6 @@ class Shares:
             if least >= len(free) or least_pooled > free_pooled:
                 return None
         return least_pooled, least
-
-
-KINDS = ((False, False), (True, False), (False, True), (True, True))
-
-
-def _held(entry: Entry, kinds: tuple[bool, bool]) -> bool:
-    return entry.kind is not None and kinds[entry.kind]
 
 
 class Units:
@@ -172,3 +173,15 @@ class Units:
             left -= most
             count += 1
         return None if left > 0 else max(2, count)
+
+
+def best_pair(sizes: Sequence[int], room: int) -> int:
+    """The most that two of these falling sizes take of a room; 0 when no two fit."""
+    best, low, high = 0, 0, len(sizes) - 1
+    while low < high:
+        if sizes[low] + sizes[high] > room:
+            low += 1
+        else:
+            best = max(best, sizes[low] + sizes[high])
+            high -= 1
+    return best

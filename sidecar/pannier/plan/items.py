@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pannier.plan.wide import Wide
+from pannier.plan.wide import Wide, fewest
 
 Way = tuple[tuple[int, int], ...]
 """One way to place an item: (device, bytes) of every device that it takes."""
@@ -91,3 +91,15 @@ def kinds_of(items: Sequence[Item], capacity: Sequence[int]) -> list[object]:
         for device, size in enumerate(capacity)
     ]
     return [kind if kind is not None and kinds.count(kind) > 1 else None for kind in kinds]
+
+
+def fits_alone(item: Item, capacity: Sequence[int]) -> bool:
+    """Whether these devices hold it while there is nothing else."""
+    if item.wide is not None:
+        return fewest(item.wide, capacity) is not None
+    return any(all(need <= capacity[device] for device, need in way) for way in item.ways)
+
+
+def turn_of(item: Item) -> tuple[bool, bool, int, bool, str]:
+    """The order of the search: wide ones, then those that may stay where they run; large first."""
+    return item.wide is None, not item.home, -item.size, not item.keep, item.id

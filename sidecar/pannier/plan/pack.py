@@ -9,18 +9,18 @@ which turns the question for the evenest placement into a few questions for any.
 Must not: read anything; the same items give the same answer.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from pannier.plan.items import NO_COST_YET, Cost, Found, Item, Placed
-from pannier.plan.search import BEST, FIRST, JOINS_FIRST, POOLED, Mode, Search
+from pannier.plan.search import BEST, FIRST, ONE_SET, POOLED, Mode, Search
 from pannier.plan.wide import bytes_on, evenly
 
 EIGHTHS = 8
 """Headroom is compared in eighths of a device's capacity."""
 
-LIMIT = 8_000
+LIMIT = 5_000
 """Nodes of all searches of one packing: about a second, never reached by 16 models on 8 cards that
 each fit a card (`tests/bench/planning.py`)."""
 
@@ -100,6 +100,10 @@ class _Questions:
         search = self._search(items, below, FIRST)
         return self._run(search), search.beyond
 
+    def one_set(self, items: Sequence[Item]) -> Found | None:
+        """A placement with one swap set, which there is when each item fits alone."""
+        return self._run(self._search(items, NO_COST_YET, ONE_SET))
+
     def best(self, items: Sequence[Item], below: Cost, mode: Mode = BEST) -> Found | None:
         """The one that costs least, if less than that."""
         return self._run(self._search(items, below, mode))
@@ -125,7 +129,7 @@ def _resident(ask: _Questions, levels: Sequence[Sequence[Item]]) -> tuple[int, F
     if found is None:
         level, found = len(levels) - 1, _fewest_shared(ask, levels[-1])
         if found is None:
-            return level, None
+            return _where_it_can(ask, levels)
         pooled, lost, _, _ = found.cost
         for at, items in enumerate(levels[:-1]):
             if better := ask.any(items, (pooled, lost + 1, 0, 0)):
@@ -134,32 +138,59 @@ def _resident(ask: _Questions, levels: Sequence[Sequence[Item]]) -> tuple[int, F
     return level, ask.best(levels[level], found.cost) or found
 
 
+def _where_it_can(ask: _Questions, levels: Sequence[Sequence[Item]]) -> tuple[int, Found | None]:
+    """With the least context there is no placement; with more a model may be split that was not."""
+    for level, items in enumerate(levels[:-1]):
+        found = _fewest_shared(ask, items)
+        if found is not None:
+            return level, ask.best(items, found.cost) or found
+    return len(levels) - 1, None
+
+
 def _fewest_shared(ask: _Questions, items: Sequence[Item]) -> Found | None:
-    """Some placement of those that share least: a guess, then whether fewer would do."""
+    """Some placement of those that share least."""
     few = ask.best(items, NO_COST_YET, POOLED)
-    below = (few.cost[0] + 1, 0, 0, 0) if few else NO_COST_YET
-    guess = ask.any(items, below) or ask.best(items, NO_COST_YET, JOINS_FIRST)
-    if guess is None:
-        return None
-    pooled, lost = few.cost[0] if few else 0, 0
-    while lost < guess.cost[1]:
-        fewer, beyond = ask.next(items, (pooled, lost + 1, 0, 0))
-        if fewer:
-            return fewer
-        lost = max(lost + 1, beyond)
-    return guess
+    if few is None:
+        if ask.exact:
+            return None
+        few = ask.any(items, NO_COST_YET) or ask.one_set(items)
+        if few is None:
+            return None
+        few = _least(few, 0, lambda most: (ask.any(items, (most + 1, 0, 0, 0)), 0), ask)
+    pooled, _, extra, moved = few.cost
+    sets = {each.group for each in few.placed}
+    guess = msgspec.structs.replace(few, cost=(pooled, len(items) - len(sets), extra, moved))
+    return _least(guess, 1, lambda most: ask.next(items, (pooled, most + 1, 0, 0)), ask)
 
 
 def _at_home(ask: _Questions, items: Sequence[Item], found: Found) -> Found:
-    """As good a placement that moves least: none at all, then one, and so on."""
+    """As good a placement that moves least."""
     homes = {item.id: item.home for item in items if item.home}
     moved = sum(homes.get(each.item.id, each.devices) != each.devices for each in found.placed)
     pooled, lost, extra, _ = found.cost
     found = msgspec.structs.replace(found, cost=(pooled, lost, extra, moved))
-    for few in range(moved):
-        if fewer := ask.any(items, (pooled, lost, extra, few + 1)):
-            return fewer
-    return found
+    return _least(found, 3, lambda most: (ask.any(items, (pooled, lost, extra, most + 1)), 0), ask)
+
+
+def _least(
+    guess: Found, part: int, some: Callable[[int], tuple[Found | None, int]], ask: _Questions
+) -> Found:
+    """The placement with the least of one part of the cost: none at all, then one, and so on.
+
+    A bound that is too low is turned down quickly, and the right one is no guess. Once a question
+    found no end, the rest is halved instead, and the answer is the least that was seen.
+    """
+    low = 0
+    while low < guess.cost[part]:
+        tried = low if ask.exact else (low + guess.cost[part] - 1) // 2
+        fewer, beyond = some(tried)
+        if fewer is not None:
+            guess = fewer
+            if ask.exact:
+                return guess
+        else:
+            low = max(tried + 1, beyond if ask.exact else 0)
+    return guess
 
 
 def _homeless(item: Item) -> Item:

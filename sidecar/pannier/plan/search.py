@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, combinations, permutations, product
 from typing import Literal
 
-from pannier.plan.bounds import Entry, Shares, Units
+from pannier.plan.bounds import Entry, Shares, Units, best_pair
 from pannier.plan.items import (
     NO_COST_YET,
     Cost,
@@ -29,24 +29,30 @@ from pannier.plan.items import (
     Way,
     devices_of,
     even_on_all,
+    fits_alone,
     kinds_of,
     least_on_one,
+    turn_of,
 )
 from pannier.plan.swap_set import Chosen, SwapSet, more_for, put_inside
 from pannier.plan.wide import EXACT_DEVICES, Wide, fewest
 
-Mode = Literal["best", "first", "joins first", "pooled"]
-"""What is asked for: the best; any; the best, swap sets tried first; the fewest pooled that share,
-whatever else it costs."""
+Mode = Literal["best", "first", "pooled", "one set"]
+"""What is asked for: the best; any; the fewest pooled that share, whatever else it costs; any in
+which all that may be swapped out share one set."""
 
 BEST: Mode = "best"
 FIRST: Mode = "first"
-JOINS_FIRST: Mode = "joins first"
 POOLED: Mode = "pooled"
+ONE_SET: Mode = "one set"
+
+
+PARTS = 16
+"""One choice of territories gets such a part of the nodes: there is often one that is easier."""
 
 
 class _Enough(Exception):
-    """The limit on nodes is reached."""
+    """The limit on nodes is reached, or what was asked for is found."""
 
 
 Choice = tuple[SwapSet | None, Way | None]
@@ -66,20 +72,23 @@ class Search:
         limit: int,
         mode: Mode = BEST,
     ) -> None:
-        self._possible = all(item.ways or item.wide for item in items)
+        self._possible = all(fits_alone(item, capacity) for item in items)
         if not self._possible:
             items = []
-        # Wide ones first, then the largest; the order of the file plays no part.
-        self._items = sorted(items, key=lambda i: (i.wide is None, -i.size, not i.keep, i.id))
+        # Wide ones first, then those that may stay, then the largest; the order of the file plays
+        # no part.
+        self._items = sorted(items, key=turn_of)
         self._sizes = [item.size for item in self._items]
         self._room, self._host = list(capacity), host
         self._best = below
         self._found: Found | None = None
-        self._limit, self._first = limit, mode == FIRST
-        self._joins_first, self._pooled_only = mode in (JOINS_FIRST, POOLED), mode == POOLED
+        self._limit, self._first = limit, mode in (FIRST, ONE_SET)
+        self._pooled_only, self._one_set = mode == POOLED, mode == ONE_SET
         self._sets: list[SwapSet] = []
         self._on: list[list[SwapSet]] = [[] for _ in capacity]
         self.nodes = 0  # how many were looked at
+        self.exhausted = False  # whether the limit ended it, or a part of it
+        self._until, self._done = limit, False
         self.beyond = NO_COST_YET[1]  # the fewest sharing among what was turned down for its cost
         # Of items that differ in size alone, the smallest are resident: once one could have joined
         # a set at no cost and was made resident, no smaller one of its kind joins (`_chosen`).
@@ -107,54 +116,71 @@ class Search:
                 self._place(0, (0, 0, sum(self._floor), 0), settled=not self._wides)
         return self._found
 
-    @property
-    def exhausted(self) -> bool:
-        """Whether the limit ended it."""
-        return self.nodes > self._limit
-
     def _tick(self) -> None:
         self.nodes += 1
-        if self.nodes > self._limit:
+        if self.nodes > self._until:
+            self.exhausted = True
             raise _Enough
+
+    def _settle(self, at: int, cost: Cost) -> None:
+        """Goes on with each choice of territories; with a limit, not with one of them for ever."""
+        for _ in self._territories([group for group in self._sets if group.wide]):
+            spread = self._spread()
+            if spread is None:
+                continue
+            self._until = min(self._limit, self.nodes + 2 * len(self._items) + self._limit // PARTS)
+            try:
+                self._place(at, (*cost[:2], spread, cost[3]), settled=True)
+            except _Enough:
+                if self._done or self.nodes >= self._limit:
+                    raise
+            finally:
+                self._until = self._limit
 
     def _place(self, at: int, cost: Cost, *, settled: bool) -> None:
         self._tick()
         if at == len(self._wides) and not settled:
-            for _ in self._territories([group for group in self._sets if group.wide]):
-                spread = self._spread()
-                if spread is not None:
-                    self._place(at, (*cost[:2], spread, cost[3]), settled=True)
+            self._settle(at, cost)
             return
-        if self._hopeless(at, cost):
+        shares = self._least(at, cost)
+        if shares is None:
             return
         if at == len(self._items):
             self._finish(cost)
             return
-        choices, kind = self._choices(at, cost)
+        choices, kind = self._choices(at, cost, shares)
         chosen = [] if kind is None else self._chosen[kind]
         for group, way in choices:
             after = self._cost(cost, self._items[at], group, way)
             if self._worse(after) or (self._pooled_only and after[0] >= self._best[0]):
                 continue
             opened, more, host = self._take(self._items[at], group, way)
-            spread = self._spread() if settled and more and self._wides else after[2]
-            if spread is not None:
-                chosen.append(self._items[at].host if group is None else -1)
-                self._place(at + 1, (*after[:2], spread, after[3]), settled=settled)
+            chosen.append(self._items[at].host if group is None else -1)
+            try:
+                spread = self._spread() if settled and more and self._wides else after[2]
+                if spread is not None:
+                    self._place(at + 1, (*after[:2], spread, after[3]), settled=settled)
+            finally:
                 chosen.pop()
-            self._untake(opened, more, host, new=group is None)
+                self._untake(opened, more, host, new=group is None)
 
-    def _hopeless(self, at: int, cost: Cost) -> bool:
-        """Whether nothing below here can be better than what is found."""
+    def _least(self, at: int, cost: Cost) -> tuple[int, int] | None:
+        """Pooled ones and all that share at least from here on; None if that is no better."""
         pooled, lost, extra, moved = cost
         wide = sum([group.lacks() for group in self._sets if group.wide])
+        if at == len(self._items):
+            return None if sum(self._room) < wide or cost >= self._best else (0, 0)
+        most = max([group.host for group in self._sets if not group.keep], default=0)
+        if self._tallest[at] > most + self._host:
+            return None
         held = (self._holds(False, at), self._holds(True, at))
         shares = self._shares.least(at, self._room, wide, self._host, held)
         if shares is None:
-            return True
+            return None
         if self._pooled_only:
-            return pooled + shares[0] >= self._best[0]
-        return self._worse((pooled + shares[0], lost + shares[1], extra, moved))
+            return None if pooled + shares[0] >= self._best[0] else shares
+        least = (pooled + shares[0], lost + shares[1], extra, moved)
+        return None if self._worse(least) else shares
 
     def _worse(self, cost: Cost) -> bool:
         """Whether it is no better than what is found; remembers the least that was turned down."""
@@ -168,7 +194,9 @@ class Search:
         """Whether no item of this kind from `at` on joins a set any more."""
         return max(self._chosen[kind], default=-1) >= self._tallest[at]
 
-    def _choices(self, at: int, cost: Cost) -> tuple[list[Choice], bool | None]:
+    def _choices(
+        self, at: int, cost: Cost, shares: tuple[int, int]
+    ) -> tuple[list[Choice], bool | None]:
         """What to try with an item; its kind when making it resident binds the smaller ones."""
         item, kind = self._items[at], self._plain[at]
         joins: list[Choice] = []
@@ -179,8 +207,12 @@ class Search:
             joins, free = self._joins(at)
         if self._pooled_only and free and not item.pooled:
             return joins[:1], None
+        if self._one_set and not item.keep and any(not group.keep for group in self._sets):
+            return joins, None
         opens = self._opens(at)
-        choices = [*joins, *opens] if self._joins_first else [*opens, *joins]
+        # If some have to share, then the largest, which leave the most room to others.
+        joins_first = shares[0 if item.pooled else 1] > 0 or (self._pooled_only and not item.pooled)
+        choices = [*joins, *opens] if joins_first else [*opens, *joins]
         return choices, kind if free else None
 
     def _spread(self) -> int | None:
@@ -235,7 +267,7 @@ class Search:
             return True
         if len(left) > 2 and sum(left[-3:]) <= room:
             return False
-        return _best_pair(left, room) <= size
+        return best_pair(left, room) <= size
 
     def _alike(self, device: int) -> object:
         """Devices with equal keys lead to equal searches: one of them is enough."""
@@ -271,8 +303,10 @@ class Search:
                     joins.append((spoiled, max(0, more), number, way))
         if (0, False, 0) in free or ((0, True, 0) in free and not item.home):
             joins = []
-        ordered: list[Choice] = [(self._sets[n], way) for _, (n, way) in sorted(free.items())]
-        ordered += [(self._sets[number], way) for _, _, number, way in sorted(joins, key=_order)]
+        ranked = [(spoiled, -1, n, way) for (spoiled, _, _), (n, way) in sorted(free.items())]
+        ranked += sorted(joins, key=_order)
+        ranked.sort(key=lambda join: join[0])
+        ordered: list[Choice] = [(self._sets[number], way) for _, _, number, way in ranked]
         return ordered, (0, False, 0) in free or (0, True, 0) in free
 
     def _grown(self, at: int, group: SwapSet) -> Iterator[tuple[int, Way | None]]:
@@ -373,6 +407,7 @@ class Search:
             self._best = cost
             self._found = Found(cost=cost, placed=tuple(self._placed(chosen, where)))
             if self._first:
+                self._done = True
                 raise _Enough
 
     def _placed(self, chosen: Chosen, where: tuple[int, ...]) -> Iterator[Placed]:
@@ -441,18 +476,6 @@ class Search:
 
 def _order(join: tuple[int, int, int, Way | None]) -> tuple[int, int, int]:
     return join[:3]
-
-
-def _best_pair(sizes: Sequence[int], room: int) -> int:
-    """The most that two of these falling sizes take of a room; 0 when no two fit."""
-    best, low, high = 0, 0, len(sizes) - 1
-    while low < high:
-        if sizes[low] + sizes[high] > room:
-            low += 1
-        else:
-            best = max(best, sizes[low] + sizes[high])
-            high -= 1
-    return best
 
 
 def _extra(wide: Wide, capacity: Sequence[int]) -> int:
